@@ -1,0 +1,172 @@
+"""The HTTP application that every service starts from: health, metrics, errors as JSON, bearer token, body limit.
+
+``/healthz`` says that the process and its own tasks are alive, ``/readyz`` that it has what it needs; both stay open,
+as do ``/metrics`` and ``/docs``. Everything under ``/v1`` needs the token when one is configured.
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib.metadata import PackageNotFoundError, version
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.errors import WadilocoError
+from service.settings import ServiceSettings
+from service.tasks import Background, background
+
+DEFAULT_MAX_BODY_BYTES = 8 << 20
+
+Lifespan = Callable[[FastAPI, Background], AbstractAsyncContextManager[None]]
+Readiness = Callable[[], str | None]
+"""Returns why the service is not ready, or None when it is."""
+
+
+def build_app(
+    settings: ServiceSettings,
+    *,
+    lifespan: Lifespan,
+    registry: CollectorRegistry,
+    readiness: Readiness,
+    description: str,
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
+) -> FastAPI:
+    """An application whose background tasks live as long as it does.
+
+    ``lifespan(app, tasks)`` is entered with a `Background`; ``app.state.tasks`` holds it while the application runs.
+    """
+    started_s = time.monotonic()
+
+    @asynccontextmanager
+    async def run(app: FastAPI) -> AsyncIterator[None]:
+        async with background() as tasks:
+            app.state.tasks = tasks
+            async with lifespan(app, tasks):
+                yield
+                # Owners close their clients only after their tasks have stopped.
+                await tasks.stop()
+
+    app = FastAPI(
+        title=f"WA-DiLoCo {settings.service}", version=package_version(), description=description, lifespan=run
+    )
+    app.state.tasks = None
+    app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    if settings.token is not None:
+        app.add_middleware(BearerToken, token=settings.token.get_secret_value())
+    app.add_exception_handler(WadilocoError, _answer_error)
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_exception_handler(HTTPException, _answer_http)
+
+    @app.get("/healthz", tags=["health"], summary="Alive: the process and its own tasks run")
+    async def healthz() -> Response:
+        tasks: Background | None = app.state.tasks
+        failures = tasks.failures if tasks is not None else {}
+        body = {
+            "status": "dead task" if failures else "ok",
+            "failures": failures,
+            "uptime_s": time.monotonic() - started_s,
+        }
+        return JSONResponse(body, status_code=503 if failures else 200)
+
+    @app.get("/readyz", tags=["health"], summary="Ready: it has what it needs")
+    async def readyz() -> Response:
+        reason = readiness()
+        return JSONResponse({"ready": reason is None, "reason": reason}, status_code=503 if reason else 200)
+
+    @app.get("/metrics", tags=["health"], summary="Prometheus metrics")
+    async def metrics(request: Request) -> Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(registry), headers={"Content-Type": content_type})
+
+    return app
+
+
+def package_version() -> str:
+    try:
+        return version("wadiloco")
+    except PackageNotFoundError:
+        return "0+unknown"
+
+
+async def _answer_error(_: Request, exc: Exception) -> Response:
+    assert isinstance(exc, WadilocoError)
+    return _error_response(exc.http_status, type(exc).__name__, exc.message, exc.field, exc.remedy)
+
+
+async def _answer_invalid(_: Request, exc: Exception) -> Response:
+    assert isinstance(exc, RequestValidationError)
+    first = exc.errors()[0]
+    field = ".".join(str(part) for part in first["loc"])
+    return _error_response(422, "InputError", str(first["msg"]), field, "see /docs for the fields")
+
+
+async def _answer_http(_: Request, exc: Exception) -> Response:
+    assert isinstance(exc, HTTPException)
+    return _error_response(exc.status_code, "HTTPError", str(exc.detail), None, None)
+
+
+def _error_response(status: int, kind: str, message: str, field: str | None, remedy: str | None) -> Response:
+    return JSONResponse({"error": kind, "message": message, "field": field, "remedy": remedy}, status_code=status)
+
+
+class BearerToken:
+    """ASGI middleware: paths under ``/v1`` need ``Authorization: Bearer <token>`` (compared in constant time)."""
+
+    def __init__(self, app: ASGIApp, *, token: str) -> None:
+        self._app = app
+        self._expected = f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/v1") and not self._allows(scope):
+            refusal = _error_response(
+                401, "Unauthorized", "bearer token missing or wrong", "Authorization", "set the token"
+            )
+            refusal.headers["WWW-Authenticate"] = "Bearer"
+            await refusal(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _allows(self, scope: Scope) -> bool:
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        return hmac.compare_digest(given, self._expected)
+
+
+class BodyLimit:
+    """ASGI middleware: a request body over ``max_bytes`` ends with 413, whether or not it announced its length."""
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        if announced.isdigit() and int(announced) > self._max_bytes:
+            await self._refuse(scope, receive, send)
+            return
+        received = 0
+
+        async def limited_receive() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._max_bytes:
+                raise HTTPException(413, f"body is over {self._max_bytes} bytes")
+            return message
+
+        await self._app(scope, limited_receive, send)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        message = f"body is over {self._max_bytes} bytes"
+        await _error_response(413, "InputError", message, "body", "send smaller batches")(scope, receive, send)

@@ -1,0 +1,45 @@
+"""HTTP clients for talking to peers, with the token and TLS files of this process."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any, TypedDict
+
+import httpx
+
+from service.settings import ServiceSettings
+
+
+class ClientOptions(TypedDict):
+    """Keyword arguments that `httpx.Client` and `httpx.AsyncClient` share."""
+
+    base_url: str
+    headers: dict[str, str]
+    verify: ssl.SSLContext | bool
+    timeout: httpx.Timeout
+    trust_env: bool
+
+
+def client_options(settings: ServiceSettings, base_url: str, *, timeout_s: float) -> ClientOptions:
+    """Options for a client of the peer at ``base_url`` whose every wait ends after ``timeout_s`` seconds."""
+    headers = {"Authorization": f"Bearer {settings.token.get_secret_value()}"} if settings.token else {}
+    verify: ssl.SSLContext | bool = True
+    if settings.tls_ca is not None:
+        verify = ssl.create_default_context(cafile=str(settings.tls_ca))
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            verify.load_cert_chain(settings.tls_cert, settings.tls_key)
+    return ClientOptions(
+        base_url=base_url, headers=headers, verify=verify, timeout=httpx.Timeout(timeout_s), trust_env=False
+    )
+
+
+def explain_response(response: httpx.Response) -> str:
+    """The message of a peer's error answer, whatever its shape."""
+    try:
+        body: Any = response.json()
+    except ValueError:
+        return f"HTTP {response.status_code}: {response.text[:200]}"
+    if isinstance(body, dict) and "message" in body:
+        field = f"{body['field']}: " if body.get("field") else ""
+        return f"HTTP {response.status_code}: {field}{body['message']}"
+    return f"HTTP {response.status_code}: {str(body)[:200]}"

@@ -1,0 +1,85 @@
+"""Serve an application until SIGINT or SIGTERM: one worker, a clear error on a taken port, a bounded shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import signal
+import socket
+import ssl
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from service.errors import ConfigError, ConflictError
+from service.settings import ServiceSettings
+
+logger = logging.getLogger(__name__)
+
+GRACEFUL_SHUTDOWN_S = 5
+
+
+def serve(app: FastAPI, settings: ServiceSettings) -> None:
+    """Serve until a signal; returns after a clean stop.
+
+    Raises:
+        ConflictError: the port is taken.
+        ConfigError: the host is not an address of this machine.
+    """
+    listener = bind(settings.host, settings.port)
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if settings.tls_cert else "http"
+    config = uvicorn.Config(
+        app,
+        workers=1,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+        ssl_ca_certs=str(settings.tls_ca) if settings.tls_cert and settings.tls_ca else None,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if settings.tls_cert and settings.tls_ca else ssl.CERT_NONE,
+    )
+    # uvicorn raises a captured signal again once it has stopped; the default action would turn a clean stop into 143.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    logger.info("listening service=%s url=%s://%s:%d", settings.service, scheme, host, port)
+    with listener:
+        Server(config).run(sockets=[listener])
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket bound to ``host:port`` (not yet listening)."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as exc:
+        listener.close()
+        if exc.errno == errno.EADDRINUSE:
+            raise ConflictError(
+                f"{port} on {host} is in use", field="port", remedy="stop its owner or choose another --port"
+            ) from exc
+        raise ConfigError(f"cannot listen on {host}:{port}: {exc.strerror or exc}", field="host") from exc
+    return listener
+
+
+class Server(uvicorn.Server):
+    """Sets the application's exit event as soon as the signal arrives, so that long polls answer instead of hanging."""
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._loop.call_soon_threadsafe(self._announce_exit)
+        super().handle_exit(sig, frame)
+
+    def _announce_exit(self) -> None:
+        app = self.config.app
+        if isinstance(app, FastAPI) and app.state.tasks is not None:
+            app.state.tasks.exit.set()

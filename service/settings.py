@@ -1,0 +1,191 @@
+"""Settings of a process: argument > environment (``WADILOCO_<SERVICE>_…``) > file (TOML) > default.
+
+Each service declares one frozen model; its field docstrings are the help texts. Unknown keys are refused wherever they
+come from, and every error names the field in the three spellings that a user may have written.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+from pydantic import Field, FilePath, SecretStr, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+from pydantic_settings.exceptions import SettingsError
+
+from service.errors import ConfigError
+
+S = TypeVar("S", bound="ServiceSettings")
+
+
+class ServiceSettings(BaseSettings):
+    """What every service has: an address, an optional token, optional TLS, a log level."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        validate_default=True,
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        cli_exit_on_error=False,
+        cli_use_class_docs_for_groups=True,
+    )
+    service: ClassVar[str] = "service"
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Beyond loopback a token is required."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """TCP port to listen on; 0 takes a free one and logs it."""
+    token: SecretStr | None = None
+    """Bearer token that control endpoints require, and that this process sends to its peers."""
+    tls_cert: FilePath | None = None
+    """Certificate (PEM) to serve HTTPS with; needs --tls-key."""
+    tls_key: FilePath | None = None
+    """Private key (PEM) of --tls-cert."""
+    tls_ca: FilePath | None = None
+    """CA (PEM) that peers' certificates must chain to. With --tls-cert, clients must show one too (mutual TLS)."""
+    log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
+    """debug, info, warning or error."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Constructed in code, a model takes its arguments alone; `load_settings` binds the other sources."""
+        return (init_settings,)
+
+    @model_validator(mode="after")
+    def _check_exposure(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together: give both or neither")
+        if self.token is not None and not self.token.get_secret_value().strip():
+            raise ValueError("token is empty: give a secret, or leave it out on loopback")
+        if self.token is None and not is_loopback(self.host):
+            raise ValueError(f"host {self.host} is beyond loopback and token is not set: set token, or host 127.0.0.1")
+        return self
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address reaches this machine only (a name counts only if it is ``localhost``)."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def load_settings(model: type[S], argv: Sequence[str]) -> S:
+    """Settings of one service from its command line, environment and file.
+
+    ``--config FILE`` names the TOML file; ``--print-config`` prints the result (secrets masked) and exits.
+
+    Raises:
+        ConfigError: a value that cannot work or a key that does not exist; the message names it.
+    """
+    arguments, config_file, print_config = _split_meta_arguments(argv)
+    prefix = f"WADILOCO_{model.service.upper()}_"
+    _refuse_unknown_environment(model, prefix)
+    bound = _bind_sources(model, arguments, config_file, prefix)
+    try:
+        settings = bound()
+    except ValidationError as exc:
+        raise _explain(exc, prefix) from exc
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigError(f"{config_file} is not valid TOML: {exc}", field="--config") from exc
+    except SettingsError as exc:
+        raise ConfigError(str(exc.__cause__ or exc), remedy=f"see wadiloco {model.service} --help") from exc
+    if print_config:
+        sys.stdout.write(settings.model_dump_json(indent=2) + "\n")
+        raise SystemExit(0)
+    return settings
+
+
+def _split_meta_arguments(argv: Sequence[str]) -> tuple[list[str], Path | None, bool]:
+    rest: list[str] = []
+    config_file: str | None = None
+    print_config = False
+    pending = iter(argv)
+    for argument in pending:
+        if argument == "--print-config":
+            print_config = True
+        elif argument == "--config":
+            config_file = next(pending, None)
+            if config_file is None:
+                raise ConfigError("needs a file name", field="--config")
+        elif argument.startswith("--config="):
+            config_file = argument.removeprefix("--config=")
+        else:
+            rest.append(argument)
+    path = Path(config_file) if config_file is not None else None
+    if path is not None and not path.is_file():
+        raise ConfigError(f"{path} is not a file", field="--config")
+    return rest, path, print_config
+
+
+def _refuse_unknown_environment(model: type[ServiceSettings], prefix: str) -> None:
+    known = {f"{prefix}{name.upper()}" for name in model.model_fields}
+    unknown = sorted(name for name in os.environ if name.upper().startswith(prefix) and name.upper() not in known)
+    if unknown:
+        raise ConfigError("no such setting", field=unknown[0], remedy=f"see wadiloco {model.service} --help")
+
+
+def _bind_sources(model: type[S], arguments: list[str], config_file: Path | None, prefix: str) -> type[S]:
+    """A subclass of the model whose sources are this command line, this file and this environment."""
+
+    class Bound(model):  # type: ignore[valid-type, misc]
+        model_config = SettingsConfigDict(
+            env_prefix=prefix, cli_prog_name=f"wadiloco {model.service}", toml_file=config_file, title=model.__name__
+        )
+
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            command_line: CliSettingsSource[Any] = CliSettingsSource(settings_cls, cli_parse_args=arguments)
+            return command_line, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    Bound.__doc__ = model.__doc__
+    Bound.__name__ = Bound.__qualname__ = model.__name__
+    return Bound
+
+
+def _explain(exc: ValidationError, prefix: str) -> ConfigError:
+    first = exc.errors()[0]
+    name = str(first["loc"][0]) if first["loc"] else ""
+    message = str(first["msg"]).removeprefix("Value error, ")
+    more = f" (and {exc.error_count() - 1} more)" if exc.error_count() > 1 else ""
+    if first["type"] == "extra_forbidden":
+        return ConfigError(f"no such setting{more}", field=name)
+    if not name:
+        return ConfigError(message + more)
+    given = first.get("input")
+    shown = f", got {given!r}" if first["type"] != "missing" and not isinstance(given, dict) else ""
+    return ConfigError(
+        message + shown + more, field=name, remedy=f"set --{name.replace('_', '-')} or {prefix}{name.upper()}"
+    )
