@@ -1,2 +1,82 @@
-def main() -> int:
-    return 0
+"""The front door: ``wadiloco COMMAND …`` loads the package of that command and nothing else.
+
+A sidecar or controller host therefore needs no torch, and ``wadiloco --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from service.errors import UnavailableError, WadilocoError
+
+
+class Command(NamedTuple):
+    module: str
+    extra: str | None
+    summary: str
+
+
+COMMANDS: dict[str, Command] = {
+    "sidecar": Command("sidecar.main", None, "watch one vLLM server: load, forecast, SLO accounts"),
+    "controller": Command("controller.main", None, "decide when islands sync: registry, policy, budget, journal"),
+    "synchronizer": Command("diloco.synchronizer.main", "train", "hold the global parameters and take outer steps"),
+    "island": Command("diloco.agent.main", "train", "train beside a server: agent and rank worker of one island"),
+    "replay": Command("replay.main", "replay", "replay a traffic trace under each policy and compare"),
+    "demo": Command("replay.demo", "replay", "the whole loop on this machine: two vLLM servers, two islands"),
+}
+EXTRA_MODULES = {"train": {"torch", "numpy", "safetensors"}, "replay": {"numpy", "matplotlib"}}
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code (2 bad input, 3 something needed is missing, 4 a conflict)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in {"-h", "--help", "help"}:
+        sys.stdout.write(usage())
+        return 0
+    name, *rest = arguments
+    if name in {"-V", "--version"}:
+        from service.app import package_version
+
+        sys.stdout.write(f"wadiloco {package_version()}\n")
+        return 0
+    command = COMMANDS.get(name)
+    if command is None:
+        sys.stderr.write(f"wadiloco: no such command: {name}\n\n{usage()}")
+        return 2
+    try:
+        return run_command(command, rest)
+    except WadilocoError as exc:
+        sys.stderr.write(f"wadiloco {name}: {exc}\n")
+        return exc.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write(f"wadiloco {name}: interrupted\n")
+        return INTERRUPTED
+
+
+def run_command(command: Command, arguments: Sequence[str]) -> int:
+    try:
+        module = importlib.import_module(command.module)
+    except ModuleNotFoundError as exc:
+        if command.extra is None or exc.name is None or exc.name.partition(".")[0] not in EXTRA_MODULES[command.extra]:
+            raise
+        raise UnavailableError(
+            f"Python package {exc.name} is not installed", remedy=f"pip install 'wadiloco[{command.extra}]'"
+        ) from exc
+    code: int = module.main(arguments)
+    return code
+
+
+def usage() -> str:
+    width = max(len(name) for name in COMMANDS)
+    lines = (f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
+    return (
+        "usage: wadiloco COMMAND [options]\n\n" + "\n".join(lines) + "\n\nwadiloco COMMAND --help tells its options.\n"
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,39 @@
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+VLLM_VENV ?= .venv-vllm
+
+.PHONY: help install vllm check test demo bench clean
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml constraints-dev.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints-dev.txt -e '.[train,replay,dev]'
+	@touch $@
+
+install: $(STAMP) ## make .venv with everything but vLLM
+
+vllm: ## make .venv-vllm with a CPU vLLM and a tiny random model (Linux x86-64)
+	PYTHON=$(PYTHON) VLLM_VENV=$(VLLM_VENV) deploy/local/install_vllm.sh
+
+check: $(STAMP) ## format, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy service sidecar controller diloco replay wadiloco.py deploy tests
+	$(BIN)/lint-imports
+
+test: $(STAMP) vllm ## install what is missing and run all tests
+	$(BIN)/python -m pytest -m 'not bench'
+
+demo: $(STAMP) vllm ## the main job: two vLLM servers under traffic, two islands training, three policies
+	$(BIN)/wadiloco demo --out out/demo
+
+bench: $(STAMP) vllm ## measured claims (ratios in one run)
+	$(BIN)/python -m pytest -m bench -s
+
+clean: ## remove both environments and all output
+	rm -rf $(VENV) $(VLLM_VENV) .local out build *.egg-info

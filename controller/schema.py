@@ -1,0 +1,268 @@
+"""Wire contract of the controller: samples in, registry, directives, decisions, policy, budget.
+
+Wall-clock times are Unix seconds.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import Field
+
+from diloco.schema import Progress, Slot, SyncReport
+from service.wire import Wire
+from sidecar.schema import LoadSample, Name
+
+
+class SampleBatch(Wire):
+    """``POST /v1/samples``. Samples are judged one by one: a bad one is refused with a reason, the others count."""
+
+    samples: list[dict[str, Any]] = Field(max_length=20_000)
+    """`sidecar.schema.LoadSample` objects."""
+
+
+class RejectedSample(Wire):
+    index: int
+    reason: str
+    detail: str = ""
+
+
+class SampleReceipt(Wire):
+    accepted: int
+    rejected: list[RejectedSample]
+
+
+class AgentRegistration(Wire):
+    """``POST /v1/agents``. Repeating it is harmless; a new ``instance`` under a live ``agent_id`` is refused (409)."""
+
+    agent_id: Name
+    instance: str = Field(min_length=1, max_length=64)
+    """Random name of this very process: tells a restarted agent from a second one with the same id."""
+    node: Name
+    server_id: Name | None = None
+    """Server whose load this island competes with; None binds it by ``node``."""
+    slot: Slot | None = None
+    """Slot that the agent asks for (one it held before, or a fixed one); None takes the lowest free one."""
+    url: str | None = None
+    """Where the agent's own HTTP service listens."""
+    num_parameters: int | None = Field(default=None, ge=1)
+
+
+class AgentLease(Wire):
+    """What a registered agent may do until its lease ends (heartbeats renew it)."""
+
+    agent_id: str
+    slot: int | None
+    """None: no free slot; the agent waits as a spare."""
+    epoch: int
+    run_id: str
+    min_h: int
+    max_h: int
+    heartbeat_interval_s: float
+    lease_timeout_s: float
+    synchronizer_url: str | None
+    directive_seq: int
+    """Newest directive so far: poll with ``after`` this number."""
+    paused: bool = False
+    autonomous_sync: bool = True
+    """Whether the island should sync by itself at ``max_h`` when the controller is gone (False under `no_sync`)."""
+
+
+class Heartbeat(Wire):
+    """``POST /v1/agents/{id}/heartbeat``. An old epoch or a foreign instance is refused (409): register again."""
+
+    instance: str
+    epoch: int
+    t_s: float = Field(ge=0)
+    progress: Progress | None = None
+    syncs: list[SyncReport] = Field(default_factory=list, max_length=1000)
+    """Syncs that ended since the last acknowledged heartbeat."""
+
+
+class HeartbeatReply(Wire):
+    epoch: int
+    directive_seq: int
+    syncs_acknowledged: int
+    paused: bool
+    autonomous_sync: bool
+
+
+class DirectiveKind(StrEnum):
+    SYNC = "sync"
+    PAUSE = "pause"
+    RESUME = "resume"
+    STOP = "stop"
+
+
+class Directive(Wire):
+    """An order to one island."""
+
+    seq: int
+    kind: DirectiveKind
+    epoch: int
+    t_s: float
+    round: int | None = None
+    """For `sync`: version of the global parameters that the contribution must be against."""
+    fragments: tuple[int, ...] = (0,)
+    not_before_s: float | None = None
+    deadline_s: float | None = None
+    """For `sync`: the island gives up waiting for the round after this Unix time and trains on."""
+    reason: str = ""
+
+
+class Directives(Wire):
+    """``GET /v1/agents/{id}/directives?after=&wait_s=&instance=``: empty when none came within ``wait_s``."""
+
+    directives: list[Directive]
+    seq: int
+
+
+class Action(StrEnum):
+    SYNC = "sync"
+    DEFER = "defer"
+
+
+class Reason(StrEnum):
+    """Why a decision was taken. Exported as a metric label; sentences are for logs."""
+
+    SCORE_ABOVE_THRESHOLD = "score_above_threshold"
+    SCORE_BELOW_THRESHOLD = "score_below_threshold"
+    FIXED_H_REACHED = "fixed_h_reached"
+    BELOW_FIXED_H = "below_fixed_h"
+    PRESSURE_LOW = "pressure_low"
+    PRESSURE_HIGH = "pressure_high"
+    RANDOM_TIME_REACHED = "random_time_reached"
+    BEFORE_RANDOM_TIME = "before_random_time"
+    MAX_H_REACHED = "max_h_reached"
+    BELOW_MIN_H = "below_min_h"
+    MIN_GAP = "min_gap"
+    BUDGET_EXHAUSTED = "budget_exhausted"
+    BUDGET_DUE = "budget_due"
+    """The remaining syncs of the budget would no longer fit before its horizon ends."""
+    NO_SYNC_POLICY = "no_sync_policy"
+    NO_ISLANDS = "no_islands"
+    SYNC_IN_FLIGHT = "sync_in_flight"
+    ISLANDS_NOT_READY = "islands_not_ready"
+    """Slots are still empty, or their islands have not reported progress yet."""
+    PAUSED = "paused"
+    MANUAL = "manual"
+    """``POST /v1/control`` sync_now."""
+    POLICY_FAILED = "policy_failed"
+    """The policy raised; the safe answer is to defer until ``max_h``."""
+
+
+class DecisionRecord(Wire):
+    """One journalled decision."""
+
+    id: int
+    t_s: float
+    policy: str
+    action: Action
+    reason: Reason
+    round: int
+    slots: tuple[int, ...]
+    terms: dict[str, float]
+    """Every term of the score or rule, by name."""
+
+
+class DecisionPage(Wire):
+    decisions: list[DecisionRecord]
+    next_since: int
+    """Pass as ``since`` to get what came later."""
+
+
+class RoundRecord(Wire):
+    """One outer round of the run."""
+
+    round: int
+    decision_id: int | None
+    """None for a round that islands started by themselves."""
+    policy: str
+    reason: str
+    directed_s: float | None
+    started_s: float | None
+    finished_s: float | None
+    slots_applied: tuple[int, ...]
+    slots_failed: tuple[int, ...]
+    bytes_total: int
+    closed: bool
+
+
+class ServerStatus(Wire):
+    server_id: str
+    node: str
+    sample: LoadSample
+    age_s: float
+    known: bool
+    """False when the sample is too old or says nothing: load unknown, counted as full."""
+
+
+class IslandStatus(Wire):
+    agent_id: str
+    slot: int | None
+    node: str
+    server_id: str | None
+    epoch: int
+    alive: bool
+    age_s: float
+    """Seconds since the last heartbeat."""
+    progress: Progress | None
+
+
+class Fleet(Wire):
+    """``GET /v1/fleet``."""
+
+    run_id: str
+    t_s: float
+    servers: list[ServerStatus]
+    num_unknown: int
+    islands: list[IslandStatus]
+    paused: bool
+    epoch: int
+    rounds_closed: int
+
+
+class PolicySpec(Wire):
+    """``GET/PUT /v1/policy``."""
+
+    name: str
+    params: dict[str, float | int] = Field(default_factory=dict)
+
+
+class BudgetSpec(Wire):
+    """``PUT /v1/budget``: how many outer syncs may be spent until the horizon ends.
+
+    With ``outer_syncs`` None the number is unlimited and only ``min_gap_s`` holds.
+    """
+
+    outer_syncs: int | None = Field(default=None, ge=0)
+    horizon_s: float | None = Field(default=None, gt=0)
+    min_gap_s: float = Field(default=0.0, ge=0)
+
+
+class BudgetStatus(Wire):
+    """``GET /v1/budget``."""
+
+    spec: BudgetSpec
+    started_s: float
+    spent: int
+    remaining: int | None
+    last_sync_s: float | None
+
+
+class ControlAction(StrEnum):
+    PAUSE = "pause"
+    RESUME = "resume"
+    SYNC_NOW = "sync_now"
+
+
+class ControlRequest(Wire):
+    """``POST /v1/control``."""
+
+    action: ControlAction
+
+
+class ControlReply(Wire):
+    action: ControlAction
+    effect: str

@@ -1,0 +1,157 @@
+"""Wire contract of training: what an island reports, and what it exchanges with the synchronizer.
+
+Parameters and pseudo-gradients travel as raw little-endian fp32 bytes in the order of the `Manifest`, cut into chunks.
+Each chunk carries ``Content-Range`` and ``Content-Digest`` (RFC 9530, sha-256), the whole carries ``Repr-Digest``.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from service.wire import Wire
+
+CHUNK_BYTES = 4 << 20
+"""Bytes per chunk: long enough to fill a link, short enough to resume cheaply and to keep memory flat."""
+
+VERSION_HEADER = "X-Wadiloco-Version"
+"""Version of a fragment's global parameters: the number of outer steps taken on it."""
+
+Slot = Annotated[int, Field(ge=0, lt=1 << 16)]
+Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+
+
+class Phase(StrEnum):
+    """What the rank of an island is doing."""
+
+    STARTING = "starting"
+    INNER = "inner"
+    SYNC = "sync"
+    PAUSED = "paused"
+    STOPPED = "stopped"
+
+
+class Progress(Wire):
+    """How far an island is. Sent by its agent with every heartbeat."""
+
+    step: Count
+    """Inner steps since the run began."""
+    inner_steps_since_sync: Count
+    tokens: Count
+    tokens_since_sync: Count
+    loss: float | None = None
+    """Smoothed training loss (nats per token); None before the first step."""
+    loss_at_sync: float | None = None
+    """Smoothed loss when the last outer step was applied."""
+    update_norm: float | None = Field(default=None, ge=0)
+    """L2 norm of the pseudo-gradient so far (global minus local)."""
+    step_time_s: float | None = Field(default=None, ge=0)
+    """Median wall time of the recent inner steps."""
+    round: Count = 0
+    """Outer steps applied so far: the version of the global parameters that the island trains from."""
+    phase: Phase = Phase.STARTING
+    last_sync_at_s: float | None = Field(default=None, ge=0)
+    """Unix time when the last outer step was applied; None before the first."""
+    skipped_steps: Count = 0
+    """Steps whose loss or gradients were not finite: not applied, only counted."""
+    restarts: Count = 0
+    """Times that the agent had to restart the rank worker."""
+
+
+class SyncOutcome(StrEnum):
+    APPLIED = "applied"
+    """The contribution was in the round and the new global parameters were adopted."""
+    LATE = "late"
+    """The round had closed: new global parameters adopted, local progress kept for the next round."""
+    FAILED = "failed"
+    """No synchronizer within the deadline, or a refusal: training went on from the local parameters."""
+
+
+class SyncReport(Wire):
+    """One outer sync as an island saw it. Reported once per (slot, round); repeats are ignored."""
+
+    round: Count
+    """Version that the contribution was computed against: 0 for the first outer step."""
+    outcome: SyncOutcome
+    started_s: float = Field(ge=0)
+    """Unix time when the rank left the inner loop."""
+    pushed_s: float | None = Field(default=None, ge=0)
+    """Unix time when the whole contribution was accepted."""
+    finished_s: float = Field(ge=0)
+    """Unix time when inner steps went on."""
+    bytes_pushed: Count
+    bytes_pulled: Count
+    inner_steps: Count
+    """Inner steps that the contribution stands for."""
+    tokens: Count
+    update_norm: float | None = Field(default=None, ge=0)
+    autonomous: bool = False
+    """True when the island started it by itself at ``max_h``, without a directive."""
+    detail: str = ""
+
+
+class TensorSpec(Wire):
+    """One parameter of the model."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Manifest(Wire):
+    """The parameters of the model in wire order. Islands whose manifests differ cannot be in one run."""
+
+    tensors: tuple[TensorSpec, ...] = Field(min_length=1)
+
+
+class InitReply(Wire):
+    """Answer to the offer of initial parameters (``PUT /v1/fragments/{f}``)."""
+
+    accepted: bool
+    """False when global parameters exist already: pull them instead."""
+    version: Count
+
+
+class ChunkReply(Wire):
+    """Answer to one chunk of a contribution."""
+
+    received_bytes: Count
+    complete: bool
+    """True once the whole contribution is verified and on disk."""
+    version: Count
+    """Current version of the fragment."""
+
+
+class RoundState(Wire):
+    """The open round of a fragment."""
+
+    round: Count
+    opened_s: float | None
+    """Unix time of the first contribution; None while there is none."""
+    slots: tuple[Slot, ...]
+    """Slots whose contribution is complete."""
+    quorum: int
+    closes_at_s: float | None
+    """Unix time when the round closes with those who came; None while nobody came."""
+
+
+class FragmentState(Wire):
+    fragment: int
+    version: Count
+    num_bytes: Count
+    digest: str
+    """sha-256 of the global parameters, hex: equal on all islands after they adopted this version."""
+    open_round: RoundState
+
+
+class OuterState(Wire):
+    """``GET /v1/state``."""
+
+    initialized: bool
+    quorum: int
+    outer_lr: float
+    outer_momentum: float
+    manifest: Manifest | None
+    fragments: tuple[FragmentState, ...]

@@ -1,0 +1,151 @@
+"""Wire contract of the sidecar: what it says about one vLLM server.
+
+A missing value is ``None``, never 0: an absent series, the first scrape and a counter reset are all unknown.
+Wall-clock times are Unix seconds; durations are seconds.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from service.wire import Wire
+
+Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+NonNegative = Annotated[float, Field(ge=0.0)]
+
+
+class EngineState(StrEnum):
+    """What the scrapes say about the engine."""
+
+    STARTING = "starting"
+    """Refuses connections and was never seen READY."""
+    READY = "ready"
+    STALE = "stale"
+    """The last good scrape is too old (time-outs: the server is saturated)."""
+    STALLED = "stalled"
+    """Requests are in the engine, yet no step and no token for a minute."""
+    SLEEPING = "sleeping"
+    METRICS_DISABLED = "metrics_disabled"
+    """Answers, but without one ``vllm:`` series (``--disable-log-stats``, or not a vLLM server)."""
+    DOWN = "down"
+    """Refuses connections after it was READY."""
+
+
+class ForecastPoint(Wire):
+    """Forecast for the interval that ends ``horizon_s`` from now."""
+
+    horizon_s: float = Field(gt=0)
+    arrivals_per_s: NonNegative
+    arrivals_per_s_q10: NonNegative
+    arrivals_per_s_q50: NonNegative
+    arrivals_per_s_q90: NonNegative
+    running: NonNegative | None = None
+    """Expected number of requests in the engine (running and waiting)."""
+    running_q90: NonNegative | None = None
+
+
+class LoadSample(Wire):
+    """One observation of one server: the difference of two scrapes, and the forecast made from all before."""
+
+    server_id: Name
+    node: Name
+    """Host that the server runs on; binds the sidecar to the islands of that host."""
+    t_s: float = Field(ge=0)
+    """Unix time at the end of the interval."""
+    interval_s: float | None = Field(default=None, gt=0)
+    """Length of the interval; None on the first scrape and after a counter reset, when all deltas are None too."""
+    state: EngineState
+    running: NonNegative | None = None
+    waiting: NonNegative | None = None
+    kv_usage_frac: Fraction | None = None
+    arrivals: NonNegative | None = None
+    """Requests that arrived in the interval (estimate: vLLM exports no arrival counter)."""
+    finished: NonNegative | None = None
+    prompt_tokens: NonNegative | None = None
+    generation_tokens: NonNegative | None = None
+    preemptions: NonNegative | None = None
+    rejections: NonNegative | None = None
+    ttft_mean_s: NonNegative | None = None
+    itl_mean_s: NonNegative | None = None
+    e2e_mean_s: NonNegative | None = None
+    slo_requests: NonNegative | None = None
+    """Requests that were judged against the SLO in the interval."""
+    slo_violations: NonNegative | None = None
+    """Of those, how many certainly violated it (lower bound where the threshold is not on a bucket edge)."""
+    pressure_frac: Fraction | None = None
+    """How loaded the server is now and within the next seconds: 0 idle, 1 full. None is unknown and counts as full."""
+    forecast: tuple[ForecastPoint, ...] = ()
+
+
+class Load(Wire):
+    """``GET /v1/load``."""
+
+    sample: LoadSample | None
+    """The newest observation; None before the first scrape."""
+    age_s: float | None
+    state: EngineState
+    since_s: float
+    """Unix time since which the state holds."""
+    signals: dict[str, str | None]
+    """Needed signal → the series that matched it, or None when the server does not export it."""
+    window: tuple[LoadSample, ...] = ()
+    """Recent observations, oldest first (``?window_s=`` limits them)."""
+
+
+class Forecast(Wire):
+    """``GET /v1/forecast?horizon_s=``."""
+
+    t_s: float
+    method: str
+    """``simple`` or ``holt``: the one whose one-step errors are smallest so far."""
+    num_observations: int
+    points: tuple[ForecastPoint, ...]
+
+
+class SloWindow(Wire):
+    """Attainment over one sliding window."""
+
+    window_s: float
+    requests: int
+    violations: int
+    """Requests that certainly violated the objective."""
+    violations_upper: int
+    """Requests that may have violated it; equal to ``violations`` when the threshold is on a bucket edge."""
+    attainment_frac: Fraction | None
+    """Share of the requests that met the objective; None without requests."""
+
+
+class SloReport(Wire):
+    """``GET /v1/slo``."""
+
+    metric: str
+    """``ttft``, ``itl`` or ``e2e``."""
+    threshold_s: float
+    edges_s: tuple[float, float] | None
+    """The histogram edges next to the threshold, below and above (equal when it is on an edge); None before data."""
+    exact: bool
+    windows: tuple[SloWindow, ...]
+
+
+class PaceMode(StrEnum):
+    AUTO = "auto"
+    PAUSE = "pause"
+    RUN = "run"
+
+
+class PaceRequest(Wire):
+    """``PUT /v1/pace``."""
+
+    mode: PaceMode
+
+
+class Pace(Wire):
+    """``GET /v1/pace``: how much the trainer beside this server may run."""
+
+    mode: PaceMode
+    pace: Fraction
+    reason: str
