@@ -26,11 +26,11 @@ from pydantic_settings.exceptions import SettingsError
 
 from service.errors import ConfigError
 
-S = TypeVar("S", bound="ServiceSettings")
+S = TypeVar("S", bound="Settings")
 
 
-class ServiceSettings(BaseSettings):
-    """What every service has: an address, an optional token, optional TLS, a log level."""
+class Settings(BaseSettings):
+    """Settings of one command; frozen, and strict about what it does not know."""
 
     model_config = SettingsConfigDict(
         frozen=True,
@@ -46,19 +46,8 @@ class ServiceSettings(BaseSettings):
         cli_use_class_docs_for_groups=True,
     )
     service: ClassVar[str] = "service"
+    """The command's name: ``wadiloco <service>`` and ``WADILOCO_<SERVICE>_…``."""
 
-    host: str = "127.0.0.1"
-    """Address to listen on. Beyond loopback a token is required."""
-    port: int = Field(default=0, ge=0, le=65535)
-    """TCP port to listen on; 0 takes a free one and logs it."""
-    token: SecretStr | None = None
-    """Bearer token that control endpoints require, and that this process sends to its peers."""
-    tls_cert: FilePath | None = None
-    """Certificate (PEM) to serve HTTPS with; needs --tls-key."""
-    tls_key: FilePath | None = None
-    """Private key (PEM) of --tls-cert."""
-    tls_ca: FilePath | None = None
-    """CA (PEM) that peers' certificates must chain to. With --tls-cert, clients must show one too (mutual TLS)."""
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
     """debug, info, warning or error."""
 
@@ -73,6 +62,23 @@ class ServiceSettings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Constructed in code, a model takes its arguments alone; `load_settings` binds the other sources."""
         return (init_settings,)
+
+
+class ServiceSettings(Settings):
+    """What every service has: an address, an optional token, optional TLS."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Beyond loopback a token is required."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """TCP port to listen on; 0 takes a free one and logs it."""
+    token: SecretStr | None = None
+    """Bearer token that control endpoints require, and that this process sends to its peers."""
+    tls_cert: FilePath | None = None
+    """Certificate (PEM) to serve HTTPS with; needs --tls-key."""
+    tls_key: FilePath | None = None
+    """Private key (PEM) of --tls-cert."""
+    tls_ca: FilePath | None = None
+    """CA (PEM) that peers' certificates must chain to. With --tls-cert, clients must show one too (mutual TLS)."""
 
     @model_validator(mode="after")
     def _check_exposure(self) -> Self:
@@ -143,7 +149,7 @@ def _split_meta_arguments(argv: Sequence[str]) -> tuple[list[str], Path | None, 
     return rest, path, print_config
 
 
-def _refuse_unknown_environment(model: type[ServiceSettings], prefix: str) -> None:
+def _refuse_unknown_environment(model: type[Settings], prefix: str) -> None:
     known = {f"{prefix}{name.upper()}" for name in model.model_fields}
     unknown = sorted(name for name in os.environ if name.upper().startswith(prefix) and name.upper() not in known)
     if unknown:
