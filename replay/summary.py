@@ -1,0 +1,134 @@
+"""``summary.json``: everything that a replay measured, in one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class Percentiles(_Part):
+    p50: float
+    p95: float
+    p99: float
+
+
+class SloSpec(_Part):
+    metric: Literal["ttft", "itl", "e2e"]
+    threshold_ms: float = Field(gt=0)
+
+
+class Budget(_Part):
+    outer_syncs: int | None
+    """None: as many as the policy likes."""
+    min_gap_s: float
+
+
+class TraceSlice(_Part):
+    """What of the trace was replayed, and how bursty it is."""
+
+    format: str
+    rate_scale: float
+    start_s: float
+    duration_s: float
+    num_requests: int
+    mean_rate_per_s: float
+    peak_rate_per_s: float
+    variance_to_mean: float
+    empty_frac: float
+
+
+class Scaling(_Part):
+    """What was done to the lengths so that they fit the server."""
+
+    max_prompt_tokens: int
+    max_output_tokens: int
+    prompt_factor: float
+    output_factor: float
+    prompt_clipped_frac: float
+    output_clipped_frac: float
+    prompt_tokens_mean: float
+    output_tokens_mean: float
+
+
+class Machine(_Part):
+    cpu_count: int
+    cpu_model: str | None = None
+    memory_bytes: int | None = None
+    platform: str
+    python: str
+
+
+class Run(_Part):
+    """One policy on one seed and draw."""
+
+    policy: str
+    seed: int
+    draw: int
+    mode: Literal["live", "sim"]
+    requests: int
+    violations: int
+    """Requests over the threshold, and requests that failed."""
+    violation_rate: float
+    sync_excess_rate: float | None
+    """Share of all requests that violated the objective because of syncs; None without requests outside syncs."""
+    ttft_ms: Percentiles | None
+    itl_ms: Percentiles | None
+    e2e_ms: Percentiles | None
+    outer_syncs: int
+    sync_busy_s: float
+    """Seconds of syncs, added over the islands."""
+    tokens_trained: int
+    final_loss: float | None
+    loadgen_late_p99_ms: float | None
+    inner_steps: int = 0
+    first_loss: float | None = None
+    failed_requests: dict[str, int] = Field(default_factory=dict)
+    """Status → number, for requests that did not end ok."""
+    errors: list[str] = Field(default_factory=list)
+    started_unix_s: float | None = None
+    notes: list[str] = Field(default_factory=list)
+
+
+class Comparison(_Part):
+    """Paired over seeds: ``mean_diff`` is a minus b."""
+
+    a: str
+    b: str
+    metric: str
+    mean_diff: float
+    ci95: tuple[float, float]
+    p_value: float
+    n: int
+
+
+class Summary(_Part):
+    trace: str
+    slo: SloSpec
+    budget: Budget
+    runs: list[Run]
+    comparisons: list[Comparison]
+    gap_closed: dict[str, float | None]
+    """Policy → share of the way from random to oracle; None without an oracle or without a gap."""
+    slice: TraceSlice | None = None
+    scaling: Scaling | None = None
+    machine: Machine | None = None
+    generated_at: str | None = None
+    """ISO 8601, UTC."""
+    timeline: str | None = None
+    """Picture, relative to this file."""
+    notes: list[str] = Field(default_factory=list)
+
+
+def write_json(summary: Summary, path: Path) -> None:
+    """Write atomically: readers see the old file or the new one."""
+    raise NotImplementedError
+
+
+def read_json(path: Path) -> Summary:
+    raise NotImplementedError
