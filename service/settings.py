@@ -39,7 +39,7 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
         validate_default=True,
         cli_kebab_case=True,
-        cli_implicit_flags=True,
+        cli_implicit_flags="toggle",
         cli_hide_none_type=True,
         cli_avoid_json=True,
         cli_exit_on_error=False,

@@ -1,0 +1,148 @@
+"""Settings of ``wadiloco replay`` and ``wadiloco demo``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from pydantic_settings import NoDecode
+
+from replay.slo import parse_slo
+from service.errors import WadilocoError
+from service.settings import Settings
+
+BUNDLED_TRACE = Path(__file__).parent / "data" / "bursty.jsonl"
+POLICIES = ("no_sync", "fixed_h", "pressure_gate", "random_deferral", "wa_diloco")
+DRAWING_POLICY = "random_deferral"
+"""Its outcome depends on luck, so that it runs ``draws`` times per seed; the others run once."""
+
+
+def _split(value: Any) -> Any:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _check_slo(value: Any) -> Any:
+    try:
+        parse_slo(str(value))
+    except WadilocoError as exc:
+        raise ValueError(f"{exc.message}: {exc.remedy}") from exc
+    return value
+
+
+CommaSeparated = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+
+
+class ReplaySettings(Settings):
+    """Replay one slice of a trace against real vLLM servers, once per policy, and compare."""
+
+    service: ClassVar[str] = "replay"
+
+    trace: Path = BUNDLED_TRACE
+    """Trace file: Azure CSV, Mooncake JSONL, BurstGPT CSV, or JSONL of arrival_s, input_tokens, output_tokens."""
+    trace_format: str = Field(default="auto", pattern="^(auto|azure|mooncake|burstgpt|jsonl)$")
+    """auto, azure, mooncake, burstgpt or jsonl."""
+    rate_scale: float = Field(default=1.0, gt=0)
+    """Divide the trace's time axis by this: 2 doubles the request rate and keeps the shape of bursts."""
+    start_s: float = Field(default=0.0, ge=0)
+    """Where the slice of seed 0 begins, in replay seconds; seed k begins k durations later (wraps round)."""
+    duration_s: float = Field(default=60.0, gt=0)
+    """Length of the slice, in replay seconds."""
+    policies: CommaSeparated = ("no_sync", "random_deferral", "wa_diloco")
+    """Policies to compare, comma-separated: no_sync, fixed_h, pressure_gate, random_deferral, wa_diloco."""
+    policy_params: dict[str, float] = Field(default_factory=dict)
+    """POLICY.PARAM=VALUE overrides, such as wa_diloco.threshold=0.1 (repeat the option for more)."""
+    seeds: int = Field(default=1, ge=1)
+    """Repetitions, each on its own slice of the trace and with its own prompts and training seed."""
+    draws: int = Field(default=1, ge=1)
+    """Draws of random_deferral per seed (5 or more before you claim a difference)."""
+    slo: Annotated[str, BeforeValidator(_check_slo)] = "e2e:200ms"
+    """Objective per request: e2e, ttft or itl, and a threshold in ms or s."""
+    out: Path = Path("out/replay")
+    """Directory for summary.json, report.md, timeline.png and the logs of every run."""
+
+    server: tuple[str, ...] = ()
+    """URL of a running vLLM server (repeat for more). Without one, CPU servers are started on this machine."""
+    local_servers: int = Field(default=2, ge=1, le=64)
+    """How many CPU servers to start when no --server is given; one core each."""
+    model: str | None = None
+    """Served model name; found by itself when a server serves only one."""
+    api_key: SecretStr | None = None
+    """API key of the servers."""
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    """Prompts of the trace are scaled down to this (default: half of the server's context, at most 128)."""
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    """Answers of the trace are scaled down to this (default: a quarter of the server's context, at most 32)."""
+    request_timeout_s: float = Field(default=30.0, gt=0)
+    """A request that has not ended by then has failed."""
+
+    no_train: bool = False
+    """Replay the traffic alone: no islands, no controller (the reference for the cost of training itself)."""
+    islands: int | None = Field(default=None, ge=1, le=64)
+    """Training islands; default one per server. Island k trains beside server k (round robin)."""
+    island_cores: tuple[int, ...] = ()
+    """Core of each island; default the core of its server when that was started here, else no pinning."""
+    outer_syncs: int = Field(default=6, ge=0)
+    """Sync budget: outer syncs that a policy may spend during the slice (no_sync spends none)."""
+    min_gap_s: float = Field(default=3.0, ge=0)
+    """Least time between two outer syncs."""
+    min_h: int = Field(default=8, ge=1)
+    """Least inner steps between two outer syncs."""
+    max_h: int = Field(default=512, ge=1)
+    """Inner steps after which a sync is forced while the budget lasts."""
+    train_options: dict[str, str] = Field(default_factory=dict)
+    """Options of wadiloco island, such as batch_size=4 (repeat for more)."""
+    scrape_interval_s: float = Field(default=0.5, ge=0.1)
+    """How often each sidecar scrapes its server."""
+    busy_requests: float = Field(default=4.0, gt=0)
+    """Requests in a server at which its sidecar calls it fully loaded."""
+
+    vllm_venv: Path = Path(".venv-vllm")
+    """Environment with a CPU build of vLLM (made by deploy/local/install_vllm.sh)."""
+    vllm_model: Path = Path(".local/tiny-llama")
+    """Model that the started servers serve."""
+    ports: Annotated[str, Field(pattern=r"^\d{1,5}-\d{1,5}$")] = "18400-18499"
+    """FIRST-LAST: ports for the processes that are started here."""
+
+    @property
+    def port_range(self) -> range:
+        first, last = (int(part) for part in self.ports.split("-"))
+        return range(first, last + 1)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        unknown = [policy for policy in self.policies if policy not in POLICIES]
+        if unknown:
+            raise ValueError(f"policies: {unknown[0]!r} is not one of {', '.join(POLICIES)}")
+        if not self.policies:
+            raise ValueError("policies: name at least one")
+        if len(set(self.policies)) < len(self.policies):
+            raise ValueError("policies: one is named twice")
+        if not 0 < self.port_range.start < self.port_range.stop <= 65536:
+            raise ValueError(f"ports: {self.ports} is not a range FIRST-LAST within 1-65535")
+        for url in self.server:
+            if not re.match(r"^https?://[^/\s]+", url):
+                raise ValueError(f"server: {url!r} is not a URL such as http://127.0.0.1:8000")
+        for key in self.policy_params:
+            if key.partition(".")[0] not in POLICIES or "." not in key:
+                raise ValueError(f"policy_params: {key!r} is not POLICY.PARAM with a policy of {', '.join(POLICIES)}")
+        if self.min_h > self.max_h:
+            raise ValueError(f"min_h {self.min_h} is above max_h {self.max_h}: lower one or raise the other")
+        if self.outer_syncs > 1 and (self.outer_syncs - 1) * self.min_gap_s >= self.duration_s:
+            raise ValueError(
+                f"outer_syncs {self.outer_syncs} with min_gap_s {self.min_gap_s:g} do not fit into duration_s "
+                f"{self.duration_s:g}: lower one of the first two or raise the last"
+            )
+        return self
+
+
+class DemoSettings(ReplaySettings):
+    """The whole loop on this machine: two vLLM servers under bursty traffic, two islands training beside them."""
+
+    service: ClassVar[str] = "demo"
+
+    duration_s: float = Field(default=60.0, gt=0)
+    """Length of the slice, in replay seconds."""
+    out: Path = Path("out/demo")
+    """Directory for summary.json, report.md, timeline.png and the logs of every run."""

@@ -1,0 +1,73 @@
+"""vLLM servers of this machine: a CPU build with a tiny random model, one core each.
+
+On a machine without GPU a core plays the GPU: the server and the island that share it interfere, as they would there.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from replay.processes import Child, Children
+from service.errors import UnavailableError
+
+START_DEADLINE_S = 240.0
+MAX_MODEL_LEN = 1024
+SERVED_NAME = "tiny"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalVllm:
+    """Where the CPU build and its model are (made by ``deploy/local/install_vllm.sh``)."""
+
+    environment: Path
+    model: Path
+
+    def check(self) -> None:
+        """Raise `UnavailableError` naming what is missing."""
+        for field, path in (
+            ("vllm_venv", self.environment / "bin" / "python"),
+            ("vllm_model", self.model / "config.json"),
+        ):
+            if not path.exists():
+                raise UnavailableError(
+                    f"{path} is missing",
+                    field=field,
+                    remedy="run deploy/local/install_vllm.sh, or use running servers with --server URL",
+                )
+
+    def command(self, port: int) -> list[str]:
+        """The ``vllm`` script of the CPU wheel looks itself up under another name and fails; the module does not."""
+        return [
+            str(self.environment.absolute() / "bin" / "python"),
+            *("-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", str(self.model.absolute()), "--served-model-name", SERVED_NAME),
+            *("--host", "127.0.0.1", "--port", str(port)),
+            *("--max-model-len", str(MAX_MODEL_LEN), "--dtype", "bfloat16", "--enforce-eager"),
+            *("--no-enable-prefix-caching", "--disable-uvicorn-access-log"),
+        ]
+
+
+def vllm_environment(core: int | None) -> dict[str, str]:
+    binding = {} if core is None else {"VLLM_CPU_OMP_THREADS_BIND": str(core), "OMP_NUM_THREADS": "1"}
+    return {
+        **binding,
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def start_vllm(children: Children, vllm: LocalVllm, *, name: str, port: int, core: int | None, logs: Path) -> Child:
+    """Start one server; it answers ``/health`` after half a minute or so."""
+    return children.start(name, vllm.command(port), log=logs / f"{name}.log", env=vllm_environment(core), core=core)
+
+
+def cores_for(count: int) -> list[int | None]:
+    """A core for each of ``count`` servers, round robin over those this process may use."""
+    if not hasattr(os, "sched_getaffinity"):
+        return [None] * count
+    usable = sorted(os.sched_getaffinity(0))
+    return [usable[index % len(usable)] for index in range(count)]
