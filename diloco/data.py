@@ -1,0 +1,118 @@
+"""Byte tokens of local text files: disjoint shards, a fixed order, exact resume.
+
+The corpus is cut into windows of length + 1 bytes; window w belongs to shard w mod ``num_shards``, and an island reads
+the shard of its slot. Each epoch is a new permutation drawn from (seed, slot, epoch). The position of a stream is the
+number of batches drawn, so that continuing from a step is a matter of one number.
+Shards are disjoint as long as all islands read the same files and use the same window length and number of shards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from service.errors import InputError
+
+TEXT_SUFFIXES = frozenset({".py", ".txt", ".rst", ".md", ".pyi"})
+INSTALLED_PACKAGES = frozenset({"site-packages", "dist-packages"})
+FILE_SEPARATOR = b"\n\n"
+
+
+def load_corpus(paths: Sequence[Path]) -> Tensor:
+    """All bytes of the files (directories: of the text files in them, sorted), uint8; no path: Python's own library.
+
+    Raises:
+        InputError: a path that does not exist, cannot be read or holds no text.
+    """
+    files = list(_text_files(paths)) if paths else list(_library_files())
+    if not files:
+        shown = ", ".join(map(str, paths)) or sysconfig.get_path("stdlib")
+        raise InputError(
+            f"no text file in {shown}", field="data", remedy=f"give files, or a folder with {', '.join(TEXT_SUFFIXES)}"
+        )
+    corpus = bytearray()
+    for file in files:
+        try:
+            corpus += file.read_bytes() + FILE_SEPARATOR
+        except OSError as exc:
+            raise InputError(f"cannot read {file}: {exc.strerror or exc}", field="data") from exc
+    return torch.frombuffer(corpus, dtype=torch.uint8)
+
+
+def _text_files(paths: Iterable[Path]) -> Iterator[Path]:
+    for path in paths:
+        if path.is_dir():
+            yield from sorted(file for file in path.rglob("*") if file.suffix in TEXT_SUFFIXES and file.is_file())
+        elif path.exists():
+            yield path
+        else:
+            raise InputError(f"{path} does not exist", field="data", remedy="give existing text files or folders")
+
+
+def _library_files() -> Iterator[Path]:
+    root = Path(sysconfig.get_path("stdlib"))
+    for file in _text_files([root]):
+        if INSTALLED_PACKAGES.isdisjoint(file.relative_to(root).parts):
+            yield file
+
+
+class TokenStream:
+    """Batches of one shard, in the order that (seed, slot) stands for."""
+
+    def __init__(
+        self,
+        corpus: Tensor,
+        *,
+        slot: int,
+        num_shards: int,
+        seed: int,
+        batch_size: int,
+        length: int,
+        position: int = 0,
+    ) -> None:
+        """Continue at ``position`` batches.
+
+        Raises:
+            InputError: the slot has no shard, or the shard has less than one batch.
+        """
+        if slot >= num_shards:
+            raise InputError(
+                f"slot {slot} has no shard among {num_shards}", field="data_shards", remedy="set more shards than slots"
+            )
+        windows = corpus.numel() // (length + 1)
+        self._windows = torch.arange(slot, windows, num_shards)
+        self._batches_per_epoch = len(self._windows) // batch_size
+        if self._batches_per_epoch == 0:
+            raise InputError(
+                f"{corpus.numel()} bytes are too few: {num_shards} shards need "
+                f"{num_shards * batch_size * (length + 1)} for one batch each",
+                field="data",
+                remedy="give more text, or lower data_shards, batch_size or context",
+            )
+        self._corpus = corpus
+        self._seed = (seed, slot)
+        self._batch_size = batch_size
+        self._length = length
+        self.position = position
+        self._epoch = -1
+        self._order = self._windows
+
+    def next_batch(self) -> Tensor:
+        """The next (batch, length + 1) tokens, int64."""
+        epoch, index = divmod(self.position, self._batches_per_epoch)
+        if epoch != self._epoch:
+            self._order, self._epoch = self._shuffled(epoch), epoch
+        chosen = self._order[index * self._batch_size : (index + 1) * self._batch_size]
+        offsets = chosen[:, None] * (self._length + 1) + torch.arange(self._length + 1)
+        self.position += 1
+        return self._corpus[offsets].long()
+
+    def _shuffled(self, epoch: int) -> Tensor:
+        digest = hashlib.sha256(repr((*self._seed, epoch)).encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        return self._windows[torch.randperm(len(self._windows), generator=generator)]

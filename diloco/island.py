@@ -1,0 +1,107 @@
+"""The state of one island between outer steps, and the arithmetic of leaving and joining a round.
+
+With g the global parameters at the last sync and l the local ones, the pseudo-gradient is Δ = g − l (Douillard et al.,
+2023, arXiv 2311.08105). A contribution carries l itself, because an fp32 Δ cannot: where l is small against g (a weight
+that passes through zero), fl(g − fl(g − l)) ≠ l. The synchronizer holds g, so it knows Δ all the same, and its outer step
+written as an interpolation, g ← (1 − lr)·g + lr·l − lr·μ·m, gives exactly l for lr = 1 and μ = 0: DiLoCo with one
+island and H = 1 is then plain training, bit for bit.
+
+New global parameters g' are adopted at a step boundary as
+
+    l ← g' + (l − base)
+
+where base is the part of the local progress that g' already has in it: l as it was pushed if that contribution was in
+the round, g if it was not (the progress is kept for the next round). If no step was taken since the push, l ← g'.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from diloco.fragment import flatten_module, unflatten_into
+from service.errors import WadilocoError
+
+
+class NonFiniteError(WadilocoError):
+    """The local parameters hold NaN or infinity: they must not leave the island."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """What an island gives to one round."""
+
+    round: int
+    """Version of the global parameters that it is against."""
+    local: Tensor  # (parameters,) fp32, a copy
+    inner_steps: int
+    tokens: int
+    update_norm: float
+
+
+class Island:
+    """A module, the global parameters that it last adopted, and what it did since."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """The module as it stands is version 0 of the global parameters until `rebase` says otherwise."""
+        self.module = module
+        self.version = 0
+        self.global_flat = flatten_module(module)
+        self.steps_since_sync = 0
+        self.tokens_since_sync = 0
+        self.accepted: Contribution | None = None
+        """Contribution that the synchronizer holds for a round of which this island has not seen the end."""
+        self._scratch = torch.empty_like(self.global_flat)
+
+    def count_step(self, tokens: int) -> None:
+        """An inner step was taken on so many tokens."""
+        self.steps_since_sync += 1
+        self.tokens_since_sync += tokens
+
+    def update_norm(self) -> float:
+        """L2 norm of the pseudo-gradient so far."""
+        difference = torch.sub(self.global_flat, flatten_module(self.module, out=self._scratch), out=self._scratch)
+        return float(torch.linalg.vector_norm(difference))
+
+    def contribution(self) -> Contribution:
+        """The local parameters as they are now, for the round of the current version.
+
+        Raises:
+            NonFiniteError: they hold NaN or infinity.
+        """
+        local = flatten_module(self.module)
+        if not torch.isfinite(local).all():
+            raise NonFiniteError("local parameters are not finite", field="model", remedy="lower lr or clip_norm")
+        return Contribution(
+            round=self.version,
+            local=local,
+            inner_steps=self.steps_since_sync,
+            tokens=self.tokens_since_sync,
+            update_norm=self.update_norm(),
+        )
+
+    def adopt(self, new_global: Tensor, version: int) -> bool:
+        """Go on from ``new_global``, keeping progress that is not in it; says whether our accepted contribution is."""
+        merged = self.accepted if self.accepted is not None and version > self.accepted.round else None
+        self.accepted = None
+        if merged is not None:
+            self.steps_since_sync -= merged.inner_steps
+            self.tokens_since_sync -= merged.tokens
+        if self.steps_since_sync:
+            base = merged.local if merged is not None else self.global_flat
+            unmerged = torch.sub(flatten_module(self.module, out=self._scratch), base, out=self._scratch)
+            unflatten_into(unmerged.add_(new_global), self.module)
+        else:
+            unflatten_into(new_global, self.module)
+        self.global_flat.copy_(new_global)
+        self.version = version
+        return merged is not None
+
+    def rebase(self, new_global: Tensor, version: int) -> None:
+        """Start from ``new_global``; local progress is dropped."""
+        self.accepted = None
+        self.steps_since_sync = 0
+        self.tokens_since_sync = 0
+        self.adopt(new_global, version)

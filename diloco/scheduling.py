@@ -1,0 +1,46 @@
+"""Where and how urgently a thread runs: the cores of the island, and ``SCHED_IDLE`` for the inner steps.
+
+On Linux both belong to the calling thread and are inherited by the threads that it starts. An unprivileged thread that
+went to ``SCHED_IDLE`` cannot come back, so threads that must stay responsive start before.
+Measured beside a real vLLM on shared cores: an ordinary trainer raised the p50 of 32-token answers from about 86 to 530 ms,
+a ``SCHED_IDLE`` one to between 121 and 158 ms.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Collection
+
+logger = logging.getLogger(__name__)
+
+
+def pin_to(cores: Collection[int]) -> bool:
+    """Let the calling thread run on these cores only; says whether the platform and the cores allow it."""
+    if not cores:
+        return False
+    if sys.platform != "linux":
+        logger.warning("core pinning is not available platform=%s", sys.platform)
+        return False
+    try:
+        os.sched_setaffinity(0, cores)
+    except OSError as exc:
+        logger.warning("cannot pin to cores, going on unpinned cores=%s error=%s", sorted(cores), exc.strerror)
+        return False
+    return True
+
+
+def become_idle() -> bool:
+    """Let the calling thread run only when nobody else wants its core; says whether the platform has that."""
+    if sys.platform != "linux":
+        logger.warning("SCHED_IDLE is not available, running at low nice instead platform=%s", sys.platform)
+        if hasattr(os, "nice"):
+            os.nice(19)
+        return False
+    try:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    except OSError as exc:
+        logger.warning("SCHED_IDLE refused, going on at normal priority error=%s", exc.strerror)
+        return False
+    return True
