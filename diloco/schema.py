@@ -2,6 +2,13 @@
 
 Parameters and pseudo-gradients travel as raw little-endian fp32 bytes in the order of the `Manifest`, cut into chunks.
 Each chunk carries ``Content-Range`` and ``Content-Digest`` (RFC 9530, sha-256), the whole carries ``Repr-Digest``.
+Uploads continue at ``received_bytes`` of the last answer, which may lie before or behind the chunk just sent.
+
+| ``PUT /v1/fragments/{f}`` | initial offer, see `InitReply` |
+| ``PUT /v1/rounds/{round}/fragments/{f}/contributions/{slot}?epoch=&tokens=`` | pseudo-gradient, see `ChunkReply` |
+| ``HEAD /v1/fragments/{f}?after_version=&wait_s=`` | long poll: 200 and `VERSION_HEADER`, or 204 |
+| ``GET /v1/fragments/{f}?version=`` with ``Range`` | bytes of the global parameters |
+| ``GET /v1/state`` | `OuterState` |
 """
 
 from __future__ import annotations
@@ -107,11 +114,17 @@ class Manifest(Wire):
 
 
 class InitReply(Wire):
-    """Answer to the offer of initial parameters (``PUT /v1/fragments/{f}``)."""
+    """Answer to the offer of initial parameters (``PUT /v1/fragments/{f}``) or to one chunk of it.
+
+    The offer is a safetensors file whose metadata holds the `Manifest`; the first one to be complete wins.
+    """
 
     accepted: bool
-    """False when global parameters exist already: pull them instead."""
+    """True when these parameters start the run. False when others do: pull those instead."""
     version: Count
+    received_bytes: Count = 0
+    complete: bool = True
+    """False while chunks of the offer are missing."""
 
 
 class ChunkReply(Wire):

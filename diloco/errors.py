@@ -1,0 +1,42 @@
+"""Errors of training that a caller handles one by one.
+
+ConflictError
+├── VersionError            carries the current version of the global parameters
+│   ├── RoundClosedError    the contribution is against another version: adopt the current one
+│   └── VersionGoneError    the version asked for is no longer kept: pull the current one
+├── NotInitializedError     nobody has offered initial parameters yet
+├── FencedError             somebody with a newer epoch holds the slot
+└── ManifestError           another model
+"""
+
+from __future__ import annotations
+
+from service.errors import ConflictError
+
+
+class VersionError(ConflictError):
+    """The global parameters are at another version."""
+
+    def __init__(self, message: str, *, version: int, field: str | None = None, remedy: str | None = None) -> None:
+        super().__init__(message, field=field, remedy=remedy)
+        self.version = version
+
+
+class RoundClosedError(VersionError):
+    """The contribution belongs to a round that is not open; ``version`` names the one that is."""
+
+
+class VersionGoneError(VersionError):
+    """The generation that was asked for is no longer (or not yet) kept."""
+
+
+class NotInitializedError(ConflictError):
+    """The synchronizer holds no parameters yet: offer the initial ones."""
+
+
+class FencedError(ConflictError):
+    """A newer epoch of the same slot has contributed: this process must stop."""
+
+
+class ManifestError(ConflictError):
+    """The model's parameters differ from those of the run."""

@@ -1,0 +1,99 @@
+"""The parameters of a model as one flat fp32 vector, in an order on which all islands agree.
+
+Wire order: trainable parameters sorted by name; a parameter that several modules share (tied) occurs once, under the
+name of its first registration. Frozen parameters and buffers do not travel. Pseudo-gradients use the same order.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from itertools import zip_longest
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from diloco.schema import Manifest, TensorSpec
+from diloco.tensorfile import FP32_BYTES
+from service.errors import InputError
+
+
+def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that travel, in wire order."""
+    return dict(sorted((name, p) for name, p in module.named_parameters() if p.requires_grad))
+
+
+def manifest_of(module: nn.Module) -> Manifest:
+    """Names, shapes and types of the parameters that travel, in wire order.
+
+    Raises:
+        InputError: nothing in the module can be trained.
+    """
+    specs = tuple(
+        TensorSpec(name=name, shape=tuple(p.shape), dtype=str(p.dtype).removeprefix("torch."))
+        for name, p in trainable(module).items()
+    )
+    if num_elements(specs) == 0:
+        raise InputError("has no trainable parameters", field="model", remedy="set requires_grad on some")
+    return Manifest(tensors=specs)
+
+
+def num_elements(tensors: Iterable[TensorSpec]) -> int:
+    return sum(prod(spec.shape) for spec in tensors)
+
+
+def num_bytes(manifest: Manifest) -> int:
+    """Bytes of the flat vector on the wire."""
+    return FP32_BYTES * num_elements(manifest.tensors)
+
+
+def flatten(tensors: Iterable[Tensor], *, out: Tensor | None = None) -> Tensor:
+    """The tensors one after another as one fp32 vector on the CPU; ``out`` is filled and returned when given."""
+    parts = [tensor.detach() for tensor in tensors]
+    flat = torch.empty(sum(part.numel() for part in parts), dtype=torch.float32) if out is None else out
+    for view, part in zip(_views(flat, [part.shape for part in parts]), parts, strict=True):
+        view.copy_(part)
+    return flat
+
+
+def flatten_module(module: nn.Module, *, out: Tensor | None = None) -> Tensor:
+    """The parameters that travel as one fp32 vector in wire order."""
+    return flatten(trainable(module).values(), out=out)
+
+
+@torch.no_grad()
+def unflatten_into(flat: Tensor, module: nn.Module) -> None:
+    """Set the parameters that travel from a vector in wire order."""
+    parameters = list(trainable(module).values())
+    for view, parameter in zip(_views(flat, [p.shape for p in parameters]), parameters, strict=True):
+        parameter.copy_(view)
+
+
+def first_difference(a: Manifest, b: Manifest) -> str | None:
+    """What makes two manifests differ, at the first parameter where they do; None when they agree."""
+    for index, (left, right) in enumerate(zip_longest(a.tensors, b.tensors)):
+        if left != right:
+            return f"parameter {index} is {_describe(left)} against {_describe(right)}"
+    return None
+
+
+def wire_bytes(flat: Tensor) -> memoryview:
+    """The bytes of a contiguous fp32 vector, without a copy; writable."""
+    assert sys.byteorder == "little", "the wire is little-endian"
+    assert flat.dtype == torch.float32
+    assert flat.is_contiguous()
+    array: np.ndarray[tuple[int], np.dtype[np.float32]] = flat.detach().numpy()
+    return array.data.cast("B")
+
+
+def _views(flat: Tensor, shapes: list[torch.Size]) -> list[Tensor]:
+    sizes = [shape.numel() for shape in shapes]
+    if flat.numel() != sum(sizes):
+        raise ValueError(f"vector has {flat.numel()} elements, parameters have {sum(sizes)}")
+    return [part.view(shape) for part, shape in zip(torch.split(flat, sizes), shapes, strict=True)]
+
+
+def _describe(spec: TensorSpec | None) -> str:
+    return f"{spec.name} {list(spec.shape)} {spec.dtype}" if spec else "absent"

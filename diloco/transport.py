@@ -1,0 +1,293 @@
+"""Client of the synchronizer, for the sync thread of a rank: synchronous, resumable, every wait ends at its deadline.
+
+Deadlines are Unix times. Until its deadline an operation survives refused connections, restarts of the synchronizer and
+5xx answers; an upload goes on at the byte that the synchronizer has.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+from torch import Tensor
+
+from diloco.digest import ByteRange, format_content_range, format_digest, sha256, verify_digest
+from diloco.errors import (
+    FencedError,
+    ManifestError,
+    NotInitializedError,
+    RoundClosedError,
+    VersionError,
+    VersionGoneError,
+)
+from diloco.fragment import first_difference, wire_bytes
+from diloco.schema import CHUNK_BYTES, VERSION_HEADER, ChunkReply, InitReply, Manifest, OuterState
+from diloco.tensorfile import offer_header
+from service.client import explain_response
+from service.errors import ConfigError, ConflictError, InputError, UnavailableError
+
+LONG_POLL_S = 5.0
+"""Short enough that a half-open connection is noticed soon, long enough to cost nothing."""
+BACKOFF_FIRST_S = 0.05
+BACKOFF_MAX_S = 2.0
+RETRIED_STATUS = 500
+"""This status and all above it are tried again; so are 408 and 429."""
+
+VERSION_ERRORS: Mapping[str, type[VersionError]] = {
+    kind.__name__: kind for kind in (RoundClosedError, VersionGoneError)
+}
+CONFLICT_ERRORS: Mapping[str, type[ConflictError]] = {
+    kind.__name__: kind for kind in (NotInitializedError, FencedError, ManifestError)
+}
+
+M = TypeVar("M", bound=BaseModel)
+R = TypeVar("R", InitReply, ChunkReply)
+
+
+class SynchronizerClient:
+    """One fragment's synchronizer.
+
+    ``http`` has the base URL, token and TLS of the peer (see `service.client.client_options`); its timeout bounds each
+    request.
+    """
+
+    def __init__(self, http: httpx.Client, *, fragment: int = 0) -> None:
+        self._http = http
+        self._fragment = f"/v1/fragments/{fragment}"
+        self._contributions = f"fragments/{fragment}/contributions"
+        self._cancelled = threading.Event()
+
+    def close(self) -> None:
+        self.cancel()
+        self._http.close()
+
+    def cancel(self) -> None:
+        """End every wait, from any thread: the operation under way raises `UnavailableError` at its next request."""
+        self._cancelled.set()
+
+    def state(self, *, deadline_s: float) -> OuterState:
+        response = self._request("GET", "/v1/state", deadline_s=deadline_s)
+        return _parse(OuterState, response)
+
+    def init(self, manifest: Manifest, flat: Tensor, *, deadline_s: float) -> InitReply:
+        """Offer initial parameters; the first offer starts the run, the others learn that it has started.
+
+        Raises:
+            ManifestError: the run has another model; the message names the first difference.
+        """
+        state = self.state(deadline_s=deadline_s)
+        if state.manifest is not None:
+            difference = first_difference(state.manifest, manifest)
+            if difference is not None:
+                raise ManifestError(f"differs from the run's: {difference}", field="manifest")
+            return InitReply(accepted=False, version=state.fragments[0].version)
+        header = offer_header(manifest)
+        body = b"".join((header, wire_bytes(flat)))
+        return self._upload(self._fragment, memoryview(body), {}, InitReply, deadline_s=deadline_s)
+
+    def push(
+        self,
+        flat_delta: Tensor,
+        *,
+        round: int,  # noqa: A002  (the wire's word: the version that the pseudo-gradient is against)
+        slot: int,
+        epoch: int,
+        tokens: int,
+        deadline_s: float,
+    ) -> ChunkReply:
+        """Contribute a pseudo-gradient to a round; returns once it is verified and on the synchronizer's disk.
+
+        Raises:
+            RoundClosedError: the round is not open (any more); carries the current version.
+            FencedError: a newer epoch holds the slot.
+            UnavailableError: the deadline passed.
+        """
+        path = f"/v1/rounds/{round}/{self._contributions}/{slot}"
+        params = {"epoch": epoch, "tokens": tokens}
+        return self._upload(path, wire_bytes(flat_delta), params, ChunkReply, deadline_s=deadline_s)
+
+    def wait_version(self, after: int, *, deadline_s: float) -> int | None:
+        """The first version seen that is newer than ``after``; None when the deadline passes before."""
+        while (remaining_s := deadline_s - time.time()) > 0 and not self._cancelled.is_set():
+            wait_s = min(LONG_POLL_S, remaining_s)
+            params = {"after_version": after, "wait_s": wait_s}
+            try:
+                response = self._request(
+                    "HEAD", self._fragment, deadline_s=deadline_s, params=params, extra_wait_s=wait_s
+                )
+            except UnavailableError:
+                return None
+            version = _version_of(response)
+            if version is not None and version > after:
+                return version
+        return None
+
+    def pull(self, version: int, out: Tensor, *, deadline_s: float) -> int:
+        """Read the global parameters into ``out``; returns their version: ``version``, or a newer one if that is gone.
+
+        ``out`` may hold a mixture while this runs and after an error.
+        """
+        buffer = wire_bytes(out)
+        while True:
+            try:
+                self._pull_generation(version, buffer, deadline_s=deadline_s)
+            except VersionGoneError as gone:
+                if gone.version == version:
+                    raise
+                version = gone.version
+            else:
+                return version
+
+    def _pull_generation(self, version: int, buffer: memoryview, *, deadline_s: float) -> None:
+        whole: str | None = None
+        for part in _parts(0, len(buffer)):
+            headers = {"Range": f"bytes={part.start}-{part.stop - 1}"}
+            response = self._request(
+                "GET", self._fragment, deadline_s=deadline_s, params={"version": version}, headers=headers
+            )
+            if response.headers.get("Content-Range") != format_content_range(part):
+                raise InputError(
+                    f"global parameters are {response.headers.get('Content-Range')}, expected {len(buffer)} bytes",
+                    field="manifest",
+                    remedy="run every island with the same model",
+                )
+            verify_digest(response.content, response.headers.get("Content-Digest"))
+            buffer[part.start : part.stop] = response.content
+            whole = response.headers.get("Repr-Digest")
+        verify_digest(buffer, whole, field="Repr-Digest")
+
+    def _upload(
+        self, path: str, body: memoryview, params: dict[str, int], reply_model: type[R], *, deadline_s: float
+    ) -> R:
+        """Send what the synchronizer lacks, chunk by chunk, until it says that the whole is complete."""
+        whole_digest = format_digest(sha256(body))
+        start = 0
+        backoff = Backoff()
+        while True:
+            # A chunk that ends the body may have to be sent again, for the answer to its completion.
+            start = min(start, max(len(body) - CHUNK_BYTES, 0))
+            part = ByteRange(start, min(start + CHUNK_BYTES, len(body)), len(body))
+            chunk = body[part.start : part.stop]
+            headers = {
+                "Content-Type": "application/octet-stream",
+                "Content-Range": format_content_range(part),
+                "Content-Digest": format_digest(sha256(chunk)),
+                "Repr-Digest": whole_digest,
+            }
+            response = self._request(
+                "PUT", path, deadline_s=deadline_s, params=params, headers=headers, content=bytes(chunk)
+            )
+            reply = _parse(reply_model, response)
+            if reply.complete:
+                return reply
+            if reply.received_bytes > start:
+                backoff = Backoff()
+            else:
+                self._pause(backoff.next_s(), deadline_s, "the upload does not advance")
+            start = reply.received_bytes
+
+    def _request(
+        self, method: str, path: str, *, deadline_s: float, extra_wait_s: float = 0.0, **arguments: Any
+    ) -> httpx.Response:
+        """One request, repeated until it is answered with less than 500 or the deadline passes."""
+        backoff = Backoff()
+        problem = "no time was left to ask"
+        while True:
+            timeout_s = self._time_left(deadline_s, problem)
+            timeout = _bounded(self._http.timeout, timeout_s, extra_wait_s)
+            try:
+                response = self._http.request(method, path, timeout=timeout, **arguments)
+            except httpx.TransportError as exc:
+                problem = f"{type(exc).__name__}: {exc}"
+            else:
+                if response.status_code < RETRIED_STATUS and response.status_code not in {408, 429}:
+                    if response.is_error:
+                        _raise_refusal(response)
+                    return response
+                problem = explain_response(response)
+            self._pause(backoff.next_s(), deadline_s, problem)
+
+    def _time_left(self, deadline_s: float, problem: str) -> float:
+        left_s = deadline_s - time.time()
+        if left_s <= 0 or self._cancelled.is_set():
+            why = "cancelled" if self._cancelled.is_set() else "deadline passed"
+            raise UnavailableError(f"{self._http.base_url}: {why}: {problem}", field="synchronizer")
+        return left_s
+
+    def _pause(self, pause_s: float, deadline_s: float, problem: str) -> None:
+        self._cancelled.wait(min(pause_s, self._time_left(deadline_s, problem)))
+
+
+class Backoff:
+    """Exponential pauses, each drawn from its upper half so that islands do not retry in step."""
+
+    def __init__(self) -> None:
+        self._ceiling_s = BACKOFF_FIRST_S
+
+    def next_s(self) -> float:
+        ceiling_s, self._ceiling_s = self._ceiling_s, min(2 * self._ceiling_s, BACKOFF_MAX_S)
+        return random.uniform(0.5, 1.0) * ceiling_s
+
+
+def _parts(start: int, total: int) -> Iterator[ByteRange]:
+    for first in range(start, total, CHUNK_BYTES):
+        yield ByteRange(first, min(first + CHUNK_BYTES, total), total)
+
+
+def _bounded(timeout: httpx.Timeout, left_s: float, extra_wait_s: float) -> httpx.Timeout:
+    """The client's timeout, longer by what the peer was asked to wait, and never beyond the deadline."""
+
+    def bound(value_s: float | None, extra_s: float = 0.0) -> float:
+        return left_s if value_s is None else min(value_s + extra_s, left_s + extra_s)
+
+    return httpx.Timeout(
+        connect=bound(timeout.connect),
+        read=bound(timeout.read, extra_wait_s),
+        write=bound(timeout.write),
+        pool=bound(timeout.pool),
+    )
+
+
+def _version_of(response: httpx.Response) -> int | None:
+    value = response.headers.get(VERSION_HEADER, "")
+    return int(value) if value.isdigit() else None
+
+
+def _parse(model: type[M], response: httpx.Response) -> M:
+    try:
+        return model.model_validate_json(response.content)
+    except ValidationError as exc:
+        raise InputError(
+            f"{response.url} does not answer as a synchronizer does: {exc.errors()[0]['msg']}",
+            field="synchronizer",
+            remedy="check the URL and that both ends run the same version",
+        ) from exc
+
+
+def _raise_refusal(response: httpx.Response) -> NoReturn:
+    """The error that a 4xx answer stands for."""
+    message = explain_response(response)
+    kind = _error_kind(response)
+    version = _version_of(response)
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        raise ConfigError(message, field="token", remedy="give this process the synchronizer's token")
+    if kind in VERSION_ERRORS and version is not None:
+        raise VERSION_ERRORS[kind](message, version=version)
+    if kind in CONFLICT_ERRORS:
+        raise CONFLICT_ERRORS[kind](message)
+    if response.status_code == httpx.codes.CONFLICT:
+        raise ConflictError(message)
+    raise InputError(message, field="synchronizer")
+
+
+def _error_kind(response: httpx.Response) -> str:
+    try:
+        body = response.json()
+    except ValueError:
+        return ""
+    return str(body.get("error")) if isinstance(body, dict) else ""
