@@ -1,6 +1,7 @@
 """Wire contract of training: what an island reports, and what it exchanges with the synchronizer.
 
-Parameters and pseudo-gradients travel as raw little-endian fp32 bytes in the order of the `Manifest`, cut into chunks.
+Parameters travel as raw little-endian fp32 bytes in the order of the `Manifest`, cut into chunks. A contribution carries
+the island's local parameters l, not the pseudo-gradient g − l: fp32 cannot hold g − l exactly, and the synchronizer has g.
 Each chunk carries ``Content-Range`` and ``Content-Digest`` (RFC 9530, sha-256), the whole carries ``Repr-Digest``.
 Uploads continue at ``received_bytes`` of the last answer, which may lie before or behind the chunk just sent.
 
@@ -157,6 +158,8 @@ class FragmentState(Wire):
     digest: str
     """sha-256 of the global parameters, hex: equal on all islands after they adopted this version."""
     open_round: RoundState
+    merged_slots: tuple[Slot, ...] = ()
+    """Slots whose contribution the newest outer step took in: tells an island whose push was cut off whether it arrived."""
 
 
 class OuterState(Wire):

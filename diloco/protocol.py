@@ -1,0 +1,122 @@
+"""What an island agent and its rank worker say to each other: JSON lines through the worker's stdin and stdout.
+
+The first line is the `WorkerConfig`; then come commands. The end of stdin means that the agent is gone.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, TypeAdapter, field_serializer
+
+from diloco.schema import Count, Progress, Slot, SyncReport
+from service.wire import Wire
+
+
+class SyncPriority(StrEnum):
+    """How urgently the transfers of a sync run."""
+
+    NORMAL = "normal"
+    """The usual choice: in a synchronous round every island waits for the slowest."""
+    IDLE = "idle"
+
+
+class WorkerConfig(Wire):
+    """Everything that a rank worker needs to start, or to go on after a restart."""
+
+    slot: Slot
+    seed: int
+    num_layers: int
+    num_heads: int
+    width: int
+    context: int
+    data: tuple[Path, ...]
+    data_shards: int
+    batch_size: int
+    lr: float
+    warmup_steps: int
+    weight_decay: float
+    clip_norm: float
+    cores: tuple[int, ...]
+    threads: int
+    idle_priority: bool
+    sync_priority: SyncPriority
+    synchronizer_url: str
+    timeout_s: float
+    """Deadline of one request to the synchronizer."""
+    token: SecretStr | None = None
+    tls_ca: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    log_level: str = "info"
+    start_step: Count = 0
+    """Inner steps that the slot took before: the data goes on from there."""
+    start_tokens: Count = 0
+    start_skipped: Count = 0
+
+    @field_serializer("token", when_used="json")
+    def _reveal(self, token: SecretStr | None) -> str | None:
+        # The pipe to the own child is the one place where the secret itself has to travel.
+        return token.get_secret_value() if token is not None else None
+
+
+class SyncCommand(Wire):
+    command: Literal["sync"] = "sync"
+    round: Count | None = None
+    """Version that the contribution must be against; None takes whatever is current."""
+    epoch: int
+    not_before_s: float | None = None
+    deadline_s: float
+    """Unix time at which the rank gives up waiting and trains on."""
+    autonomous: bool = False
+
+
+class PauseCommand(Wire):
+    command: Literal["pause"] = "pause"
+
+
+class ResumeCommand(Wire):
+    command: Literal["resume"] = "resume"
+
+
+class StopCommand(Wire):
+    command: Literal["stop"] = "stop"
+
+
+Command = Annotated[SyncCommand | PauseCommand | ResumeCommand | StopCommand, Field(discriminator="command")]
+
+
+class ReadyEvent(Wire):
+    """The model is built and trains from global parameters."""
+
+    event: Literal["ready"] = "ready"
+    num_parameters: int
+    version: int
+
+
+class ProgressEvent(Wire):
+    event: Literal["progress"] = "progress"
+    progress: Progress
+    step_times_s: tuple[float, ...] = ()
+    """Wall times of the inner steps since the last such event."""
+
+
+class SyncedEvent(Wire):
+    event: Literal["synced"] = "synced"
+    report: SyncReport
+
+
+class FailedEvent(Wire):
+    """The worker cannot go on and exits."""
+
+    event: Literal["failed"] = "failed"
+    message: str
+    exit_code: int
+
+
+Event = Annotated[ReadyEvent | ProgressEvent | SyncedEvent | FailedEvent, Field(discriminator="event")]
+
+COMMANDS: TypeAdapter[Command] = TypeAdapter(Command)
+EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
