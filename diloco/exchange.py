@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from diloco.errors import RoundClosedError
-from diloco.fragment import FP32_BYTES, manifest_of
+from diloco.fragment import manifest_of, num_bytes
 from diloco.island import Contribution, Island, NonFiniteError
 from diloco.protocol import SyncCommand
 from diloco.schema import FragmentState, SyncOutcome, SyncReport
@@ -51,7 +51,7 @@ class Exchange:
         self._client = client
         self._slot = slot
         self._incoming = torch.empty_like(island.global_flat)
-        self._num_bytes = FP32_BYTES * island.global_flat.numel()
+        self._num_bytes = num_bytes(manifest_of(island.module))
         self._offered: Contribution | None = None
         """Contribution whose push ended without an answer: it may have arrived."""
 

@@ -1,14 +1,14 @@
 """The state of one island between outer steps, and the arithmetic of leaving and joining a round.
 
-With g the global parameters at the last sync and l the local ones, the pseudo-gradient is Δ = g − l (Douillard et al.,
+With g the global parameters at the last sync and l the local ones, the pseudo-gradient is Δ = g - l (Douillard et al.,
 2023, arXiv 2311.08105). A contribution carries l itself, because an fp32 Δ cannot: where l is small against g (a weight
-that passes through zero), fl(g − fl(g − l)) ≠ l. The synchronizer holds g, so it knows Δ all the same, and its outer step
-written as an interpolation, g ← (1 − lr)·g + lr·l − lr·μ·m, gives exactly l for lr = 1 and μ = 0: DiLoCo with one
+that passes through zero), fl(g - fl(g - l)) ≠ l. The synchronizer holds g, so it knows Δ all the same, and its outer
+step written as an interpolation, g ← (1 - lr)·g + lr·l - lr·μ·m, gives exactly l for lr = 1 and μ = 0: DiLoCo with one
 island and H = 1 is then plain training, bit for bit.
 
 New global parameters g' are adopted at a step boundary as
 
-    l ← g' + (l − base)
+    l ← g' + (l - base)
 
 where base is the part of the local progress that g' already has in it: l as it was pushed if that contribution was in
 the round, g if it was not (the progress is kept for the next round). If no step was taken since the push, l ← g'.

@@ -84,7 +84,8 @@ class ByteGPT(nn.Module):
         for block in self.blocks:
             x = block(x)
         # The output layer is the embedding itself, not a second name for it: each parameter has one name on the wire.
-        return functional.linear(self.norm(x), self.token_embedding.weight)
+        logits: Tensor = functional.linear(self.norm(x), self.token_embedding.weight)
+        return logits
 
 
 def build_model(size: ModelSize, *, seed: int) -> ByteGPT:

@@ -2,8 +2,8 @@
 
 On Linux both belong to the calling thread and are inherited by the threads that it starts. An unprivileged thread that
 went to ``SCHED_IDLE`` cannot come back, so threads that must stay responsive start before.
-Measured beside a real vLLM on shared cores: an ordinary trainer raised the p50 of 32-token answers from about 86 to 530 ms,
-a ``SCHED_IDLE`` one to between 121 and 158 ms.
+Measured beside a real vLLM on shared cores: an ordinary trainer raised the p50 of 32-token answers from about 86 to
+530 ms, a ``SCHED_IDLE`` one to between 121 and 158 ms.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Wire contract of training: what an island reports, and what it exchanges with the synchronizer.
 
-Parameters travel as raw little-endian fp32 bytes in the order of the `Manifest`, cut into chunks. A contribution carries
-the island's local parameters l, not the pseudo-gradient g − l: fp32 cannot hold g − l exactly, and the synchronizer has g.
+Parameters travel as raw little-endian fp32 bytes in the order of the `Manifest`, cut into chunks. A contribution
+carries the island's local parameters l, not the pseudo-gradient g - l: fp32 cannot hold g - l exactly, and the
+synchronizer has g anyway.
 Each chunk carries ``Content-Range`` and ``Content-Digest`` (RFC 9530, sha-256), the whole carries ``Repr-Digest``.
 Uploads continue at ``received_bytes`` of the last answer, which may lie before or behind the chunk just sent.
 
 | ``PUT /v1/fragments/{f}`` | initial offer, see `InitReply` |
-| ``PUT /v1/rounds/{round}/fragments/{f}/contributions/{slot}?epoch=&tokens=`` | pseudo-gradient, see `ChunkReply` |
+| ``PUT /v1/rounds/{round}/fragments/{f}/contributions/{slot}?epoch=&tokens=`` | see `ChunkReply` |
 | ``HEAD /v1/fragments/{f}?after_version=&wait_s=`` | long poll: 200 and `VERSION_HEADER`, or 204 |
 | ``GET /v1/fragments/{f}?version=`` with ``Range`` | bytes of the global parameters |
 | ``GET /v1/state`` | `OuterState` |
@@ -159,7 +160,7 @@ class FragmentState(Wire):
     """sha-256 of the global parameters, hex: equal on all islands after they adopted this version."""
     open_round: RoundState
     merged_slots: tuple[Slot, ...] = ()
-    """Slots whose contribution the newest outer step took in: tells an island whose push was cut off whether it arrived."""
+    """Slots in the newest outer step: tells an island whose push was cut off whether it arrived."""
 
 
 class OuterState(Wire):
