@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from replay.config import ReplaySettings
-from replay.experiment import RunOutcome, RunSpec, Workload, plan_runs, run_once
+from replay.experiment import RUNS, RunOutcome, RunSpec, Workload, plan_runs, run_once
 from replay.fleet import Server
 from replay.loadgen import PlannedRequest, ServerInfo, discover, run_load
 from replay.processes import Children, answers, free_ports, wait_for

@@ -1,0 +1,50 @@
+"""The front door: lazy, and clear about what it does not know or have."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import wadiloco
+
+
+def test_usage_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert wadiloco.main([]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in wadiloco.COMMANDS)
+
+
+def test_an_unknown_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert wadiloco.main(["dance"]) == 2
+    assert "no such command: dance" in capsys.readouterr().err
+
+
+def test_bad_settings_end_with_one_line_and_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert wadiloco.main(["sidecar", "--vllm", "http://127.0.0.1:1", "--port", "70000"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("wadiloco sidecar: port:")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["sidecar", "controller"])
+def test_serving_side_commands_load_no_numerics(command: str) -> None:
+    program = (
+        "import importlib, sys, wadiloco;"
+        f"importlib.import_module(wadiloco.COMMANDS[{command!r}].module);"
+        "heavy = {'torch', 'numpy', 'matplotlib', 'safetensors'} & set(sys.modules);"
+        "sys.exit(repr(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_missing_extra_names_the_remedy() -> None:
+    program = (
+        "import sys; sys.modules['torch'] = None;"
+        "import wadiloco; raise SystemExit(wadiloco.main(['synchronizer', '--directory', 'x', '--quorum', '1']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 3
+    assert "pip install 'wadiloco[train]'" in done.stderr
