@@ -92,15 +92,15 @@ class SynchronizerClient:
 
     def push(
         self,
-        flat_delta: Tensor,
+        local: Tensor,
         *,
-        round: int,  # noqa: A002  (the wire's word: the version that the pseudo-gradient is against)
+        round: int,  # noqa: A002  (the wire's word: the global version that they were trained from)
         slot: int,
         epoch: int,
         tokens: int,
         deadline_s: float,
     ) -> ChunkReply:
-        """Contribute a pseudo-gradient to a round; returns once it is verified and on the synchronizer's disk.
+        """Contribute local parameters to a round; returns once they are verified and on the synchronizer's disk.
 
         Raises:
             RoundClosedError: the round is not open (any more); carries the current version.
@@ -109,7 +109,7 @@ class SynchronizerClient:
         """
         path = f"/v1/rounds/{round}/{self._contributions}/{slot}"
         params = {"epoch": epoch, "tokens": tokens}
-        return self._upload(path, wire_bytes(flat_delta), params, ChunkReply, deadline_s=deadline_s)
+        return self._upload(path, wire_bytes(local), params, ChunkReply, deadline_s=deadline_s)
 
     def wait_version(self, after: int, *, deadline_s: float) -> int | None:
         """The first version seen that is newer than ``after``; None when the deadline passes before."""

@@ -1,0 +1,97 @@
+"""The outer step against a NumPy reference and against PyTorch's Nesterov."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from diloco.outer import Contribution, OuterOptimizer
+
+LR, MU, SIZE = 0.7, 0.9, 1000
+Vector = NDArray[np.float64]
+
+
+def vector(seed: int) -> torch.Tensor:
+    return torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+def optimizer(*, lr: float = LR, mu: float = MU) -> OuterOptimizer:
+    return OuterOptimizer(vector(0), torch.zeros(SIZE), lr=lr, mu=mu)
+
+
+def rounds_of(num_islands: int, num_rounds: int = 5) -> list[dict[int, Contribution]]:
+    return [
+        {
+            slot: Contribution(local=vector(100 * number + slot + 1), tokens=100 * slot + 7)
+            for slot in range(num_islands)
+        }
+        for number in range(num_rounds)
+    ]
+
+
+def reference_step(g: Vector, m: Vector, round_: dict[int, Contribution]) -> tuple[Vector, Vector]:
+    weights = np.array([c.tokens for c in round_.values()], dtype=np.float64)
+    local = np.stack([c.local.numpy().astype(np.float64) for c in round_.values()])
+    delta = g - (weights / weights.sum()) @ local
+    m = MU * m + delta
+    return g - LR * (delta + MU * m), m
+
+
+@pytest.mark.parametrize("num_islands", [1, 2, 5])
+def test_steps_follow_the_reference(num_islands: int) -> None:
+    outer = optimizer()
+    g, m = outer.parameters.numpy().astype(np.float64), np.zeros(SIZE)
+    for round_ in rounds_of(num_islands):
+        outer.propose(round_)
+        outer.commit()
+        g, m = reference_step(g, m, round_)
+        np.testing.assert_allclose(outer.parameters.numpy(), g, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(outer.momentum.numpy(), m, rtol=1e-5, atol=1e-5)
+
+
+def test_steps_follow_torch_sgd_with_nesterov() -> None:
+    outer = optimizer()
+    parameter = torch.nn.Parameter(outer.parameters.clone())
+    sgd = torch.optim.SGD([parameter], lr=LR, momentum=MU, nesterov=True)
+    for round_ in rounds_of(1):
+        outer.propose(round_)
+        outer.commit()
+        parameter.grad = parameter.detach() - round_[0].local
+        sgd.step()
+        torch.testing.assert_close(outer.parameters, parameter.detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_one_island_with_lr_1_and_no_momentum_is_adopted_bit_for_bit() -> None:
+    outer = optimizer(lr=1.0, mu=0.0)
+    local = vector(1) * torch.logspace(-30, 10, SIZE)
+    parameters, _ = outer.propose({3: Contribution(local=local, tokens=11)})
+    assert torch.equal(parameters, local)
+
+
+def test_the_result_does_not_depend_on_the_order_of_arrival() -> None:
+    round_ = rounds_of(5)[0]
+    forward, _ = optimizer().propose(round_)
+    backward, _ = optimizer().propose(dict(reversed(round_.items())))
+    assert torch.equal(forward, backward)
+
+
+def test_islands_that_did_not_move_leave_the_parameters_unchanged() -> None:
+    outer = optimizer()
+    before = outer.parameters.clone()
+    parameters, momentum = outer.propose({s: Contribution(local=before.clone(), tokens=s + 1) for s in range(3)})
+    assert torch.equal(parameters, before)
+    assert not momentum.any()
+
+
+def test_a_proposal_that_is_not_committed_changes_nothing() -> None:
+    outer = optimizer()
+    before = outer.parameters.clone()
+    first, _ = outer.propose(rounds_of(2)[0])
+    first = first.clone()
+    assert torch.equal(outer.parameters, before)
+    again, _ = outer.propose(rounds_of(2)[0])
+    assert torch.equal(again, first)
+    outer.commit()
+    assert torch.equal(outer.parameters, first)
