@@ -73,7 +73,7 @@ class LoadSample(Wire):
     itl_mean_s: NonNegative | None = None
     e2e_mean_s: NonNegative | None = None
     slo_requests: NonNegative | None = None
-    """Requests that were judged against the SLO in the interval."""
+    """Requests (tokens, for an objective on ``itl``) that were judged against the SLO in the interval."""
     slo_violations: NonNegative | None = None
     """Of those, how many certainly violated it (lower bound where the threshold is not on a bucket edge)."""
     pressure_frac: Fraction | None = None
@@ -116,7 +116,7 @@ class SloWindow(Wire):
     violations_upper: int
     """Requests that may have violated it; equal to ``violations`` when the threshold is on a bucket edge."""
     attainment_frac: Fraction | None
-    """Share of the requests that met the objective; None without requests."""
+    """Share of the requests that did not certainly violate the objective; None without requests."""
 
 
 class SloReport(Wire):
@@ -125,8 +125,9 @@ class SloReport(Wire):
     metric: str
     """``ttft``, ``itl`` or ``e2e``."""
     threshold_s: float
-    edges_s: tuple[float, float] | None
-    """The histogram edges next to the threshold, below and above (equal when it is on an edge); None before data."""
+    edges_s: tuple[float, float | None] | None
+    """The histogram edges next to the threshold, below and above (equal when it is on an edge; above None when the
+    threshold is past the last edge); None before data."""
     exact: bool
     windows: tuple[SloWindow, ...]
 

@@ -1,0 +1,167 @@
+"""The sidecar as an HTTP application: two tasks, scrape and push, and what they know under ``/v1``.
+
+Neither task depends on the other, and health depends on neither the server nor the controller: a sidecar whose server
+is down is ready, it says DOWN.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Annotated
+
+import httpx
+from fastapi import FastAPI, Query
+
+from service.app import build_app
+from service.client import client_options
+from service.tasks import Background, every
+from sidecar.config import SidecarSettings
+from sidecar.forecast import HORIZONS_S
+from sidecar.metrics import SidecarMetrics
+from sidecar.observer import Observer
+from sidecar.pace import decide_pace
+from sidecar.push import Pusher
+from sidecar.schema import Forecast, Load, Pace, PaceMode, PaceRequest, SloReport
+from sidecar.source.parse import PageParser
+from sidecar.source.scrape import Scraper
+
+logger = logging.getLogger(__name__)
+
+DESCRIPTION = (
+    "Watches one vLLM server: its load and state, a forecast, SLO accounts, and the pace for a trainer beside it."
+)
+# A controller that takes longer than this to take a batch is overloaded; samples wait in the queue.
+PUSH_TIMEOUT_S = 3.0
+MAX_HORIZON_S = 60.0
+
+
+class Sidecar:
+    """Observer, pace and queue of one server, and the two tasks that feed them."""
+
+    def __init__(self, settings: SidecarSettings) -> None:
+        self.settings = settings
+        self.mode = PaceMode.AUTO
+        self.observer = Observer(settings, t_s=time.time(), monotonic_s=time.monotonic())
+        self.metrics = SidecarMetrics(self.observer, pace=self.pace, num_queued=self.num_queued)
+        self._pusher: Pusher | None = None
+
+    def pace(self) -> Pace:
+        sample = self.observer.sample
+        return decide_pace(self.mode, sample.pressure_frac if sample else None)
+
+    def num_queued(self) -> int:
+        return len(self._pusher) if self._pusher is not None else 0
+
+    @asynccontextmanager
+    async def run(self, _: FastAPI, tasks: Background) -> AsyncIterator[None]:
+        """Start the tasks; their clients are closed when the block ends."""
+        async with AsyncExitStack() as clients:
+            scraper = await self._open_scraper(clients)
+            tasks.start("scrape", lambda: self._scrape_all(scraper, tasks))
+            if self.settings.controller is not None:
+                pusher = await self._open_pusher(clients, self.settings.controller)
+                self._pusher = pusher
+                tasks.start("push", lambda: pusher.run(tasks.exit))
+            yield
+
+    async def _open_scraper(self, clients: AsyncExitStack) -> Scraper:
+        timeout_s = self.settings.scrape_timeout_s
+        options = client_options(self.settings, self.settings.vllm + "/", timeout_s=timeout_s)
+        # The token is for the fleet's own services; the server's metrics need none, and it has no business knowing it.
+        options["headers"] = {}
+        client = await clients.enter_async_context(httpx.AsyncClient(**options))
+        return Scraper(client, parser=PageParser(self.settings.metric_prefix), timeout_s=timeout_s)
+
+    async def _open_pusher(self, clients: AsyncExitStack, url: str) -> Pusher:
+        options = client_options(self.settings, url, timeout_s=PUSH_TIMEOUT_S)
+        return Pusher(
+            await clients.enter_async_context(httpx.AsyncClient(**options)),
+            interval_s=self.settings.push_interval_s,
+            capacity=self.settings.push_queue_samples,
+            timeout_s=PUSH_TIMEOUT_S,
+            on_push=self.metrics.count_push,
+            on_drop=self.metrics.count_dropped,
+        )
+
+    async def _scrape_all(self, scraper: Scraper, tasks: Background) -> None:
+        async def tick() -> None:
+            try:
+                result = await scraper.scrape()
+                self.metrics.count_scrape(result)
+                sample = self.observer.observe(result)
+                if self._pusher is not None:
+                    self._pusher.offer(sample)
+            except Exception:
+                self.metrics.count_internal_failure()
+                logger.exception("scrape failed in the sidecar itself")
+
+        await every(self.settings.scrape_interval_s, tasks.exit, tick)
+
+
+def create_app(settings: SidecarSettings) -> FastAPI:
+    """The application; ``app.state.sidecar`` is its `Sidecar`."""
+    sidecar = Sidecar(settings)
+    app = build_app(
+        settings,
+        lifespan=sidecar.run,
+        registry=sidecar.metrics.registry,
+        readiness=lambda: None,
+        description=DESCRIPTION,
+    )
+    app.state.sidecar = sidecar
+    _add_reading_routes(app, sidecar)
+    _add_pace_routes(app, sidecar)
+    return app
+
+
+def _add_reading_routes(app: FastAPI, sidecar: Sidecar) -> None:
+    observer = sidecar.observer
+
+    @app.get("/v1/load", tags=["server"], summary="Newest observation, engine state, and the signals it is made of")
+    async def load(
+        window_s: Annotated[float, Query(ge=0, le=3600, description="Seconds of samples to add", examples=[60])] = 0.0,
+    ) -> Load:
+        now_s = time.monotonic()
+        snapshot = observer.snapshot
+        return Load(
+            sample=observer.sample,
+            age_s=now_s - observer.sample_monotonic_s if observer.sample else None,
+            state=observer.status.state,
+            since_s=observer.status.since_s,
+            signals=dict(snapshot.signals) if snapshot else {},
+            window=observer.window(since_monotonic_s=now_s - window_s) if window_s > 0 else (),
+        )
+
+    @app.get("/v1/forecast", tags=["server"], summary="Arrivals and requests in the engine, with quantiles")
+    async def forecast(
+        horizon_s: Annotated[
+            float | None,
+            Query(gt=0, le=MAX_HORIZON_S, description="Seconds ahead; all usual horizons if left out", examples=[5]),
+        ] = None,
+    ) -> Forecast:
+        return Forecast(
+            t_s=observer.sample.t_s if observer.sample else time.time(),
+            method=observer.method,
+            num_observations=observer.num_observations,
+            points=observer.predict(HORIZONS_S if horizon_s is None else (horizon_s,)),
+        )
+
+    @app.get("/v1/slo", tags=["server"], summary="SLO attainment over sliding windows")
+    async def slo() -> SloReport:
+        return observer.slo_report(now_s=time.monotonic())
+
+
+def _add_pace_routes(app: FastAPI, sidecar: Sidecar) -> None:
+    @app.get("/v1/pace", tags=["trainer"], summary="How much the trainer beside this server may run")
+    async def read_pace() -> Pace:
+        return sidecar.pace()
+
+    @app.put("/v1/pace", tags=["trainer"], summary="Follow the load (auto), stop the trainer (pause), free it (run)")
+    async def set_pace(request: PaceRequest) -> Pace:
+        if request.mode is not sidecar.mode:
+            logger.info("pace mode=%s was=%s", request.mode, sidecar.mode)
+        sidecar.mode = request.mode
+        return sidecar.pace()

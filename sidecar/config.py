@@ -1,0 +1,117 @@
+"""Settings of the sidecar."""
+
+from __future__ import annotations
+
+import re
+import socket
+from typing import ClassVar, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from service.errors import InputError
+from service.settings import ServiceSettings
+from sidecar.schema import Name
+from sidecar.slo import Slo, parse_slo
+
+
+class SidecarSettings(ServiceSettings):
+    """One process beside one vLLM server: load, forecast, SLO accounts, samples for the controller."""
+
+    service: ClassVar[str] = "sidecar"
+
+    port: int = Field(default=9400, ge=0, le=65535)
+    """TCP port to listen on; 0 takes a free one and logs it."""
+    vllm: str
+    """Base URL of the vLLM server, such as http://127.0.0.1:8000."""
+    server_id: Name = "unnamed"
+    """Name of the server in the fleet; left out, it is host:port of --vllm."""
+    node: Name = Field(default_factory=lambda: _as_name(socket.gethostname()))
+    """Host of the server; islands with the same node share its hardware. Left out, it is this host's name."""
+    controller: str | None = None
+    """Base URL of the controller that gets the samples; none are pushed when left out."""
+    slo: str = "e2e:1s"
+    """Objective as metric:threshold, such as e2e:200ms, ttft:0.5s or itl:50ms."""
+    busy_requests: int = Field(default=8, ge=1, le=1_000_000)
+    """Requests in the engine (running and waiting) at which the server counts as full."""
+    scrape_interval_s: float = Field(default=1.0, ge=0.1, le=60)
+    """Seconds between scrapes. A scrape costs vLLM's event loop some 5 ms."""
+    scrape_timeout_s: float = Field(default=2.0, ge=0.05, le=60)
+    """Seconds after which a scrape counts as timed out."""
+    metric_prefix: str = Field(default="vllm:", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")
+    """What the server's series begin with; ray_vllm_ under Ray Serve."""
+    window_s: float = Field(default=300.0, ge=10, le=3600)
+    """Seconds of samples that /v1/load can show."""
+    push_interval_s: float = Field(default=1.0, ge=0.1, le=60)
+    """Seconds between batches to the controller."""
+    push_queue_samples: int = Field(default=3600, ge=1, le=100_000)
+    """Samples kept while the controller is away; the oldest are dropped beyond it."""
+
+    @field_validator("vllm", "controller")
+    @classmethod
+    def _check_url(cls, url: str | None) -> str | None:
+        return None if url is None else check_base_url(url)
+
+    @field_validator("slo")
+    @classmethod
+    def _check_slo(cls, text: str) -> str:
+        try:
+            return str(parse_slo(text))
+        except InputError as exc:
+            raise ValueError(f"{exc.message}: {exc.remedy}") from exc
+
+    @model_validator(mode="before")
+    @classmethod
+    def _derive_server_id(cls, values: dict[str, object]) -> dict[str, object]:
+        if "server_id" not in values and isinstance(values.get("vllm"), str):
+            return {**values, "server_id": derive_server_id(str(values["vllm"]))}
+        return values
+
+    @model_validator(mode="after")
+    def _check_scrape(self) -> Self:
+        if self.scrape_timeout_s > 10 * self.scrape_interval_s:
+            raise ValueError(
+                f"scrape_timeout_s {self.scrape_timeout_s:g} is over ten times scrape_interval_s "
+                f"{self.scrape_interval_s:g}: one slow answer would hide ten; lower scrape_timeout_s"
+            )
+        return self
+
+    @property
+    def objective(self) -> Slo:
+        return parse_slo(self.slo)
+
+
+def check_base_url(url: str) -> str:
+    """``url`` without a trailing slash, if a base URL it is.
+
+    Raises:
+        ValueError: it is not an http(s) URL of a host.
+    """
+    try:
+        parts = urlsplit(url.strip())
+        port = parts.port
+    except ValueError as exc:
+        raise ValueError(f"not a URL ({exc}): write http://HOST:PORT") from exc
+    if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0:
+        raise ValueError("not an http or https URL of a host: write http://HOST:PORT")
+    if parts.query or parts.fragment or parts.username is not None:
+        raise ValueError("a base URL has no user, query or fragment: write http://HOST:PORT")
+    if parts.path.rstrip("/").endswith("/metrics"):
+        raise ValueError("give the base URL without /metrics")
+    return url.strip().rstrip("/")
+
+
+def derive_server_id(url: str) -> str:
+    """``host:port`` of a URL, as a name. What is not a URL gets one too: `check_base_url` is who refuses it."""
+    try:
+        parts = urlsplit(url.strip())
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        return _as_name(url)
+    return _as_name(f"{parts.hostname}:{port}")
+
+
+def _as_name(text: str) -> str:
+    """``text`` with what a `Name` cannot hold replaced."""
+    cleaned = re.sub(r"[^A-Za-z0-9._:/-]", "-", text)[:128]
+    return cleaned if cleaned[:1].isalnum() else f"host{cleaned}"[:128]

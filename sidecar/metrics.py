@@ -1,0 +1,126 @@
+"""The sidecar's own Prometheus metrics. A value that is unknown has no sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sidecar.observer import Observer
+from sidecar.push import DropReason, PushOutcome
+from sidecar.schema import EngineState, ForecastPoint, LoadSample, Pace
+from sidecar.source.scrape import ScrapeOutcome, ScrapeResult
+
+PREFIX = "wadiloco_sidecar"
+SCRAPE_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+class SidecarMetrics:
+    """Counters of what the sidecar did; what it knows is collected from the observer when asked."""
+
+    def __init__(self, observer: Observer, *, pace: Callable[[], Pace], num_queued: Callable[[], int]) -> None:
+        self.registry = CollectorRegistry()
+        self._scrapes = Counter(
+            f"{PREFIX}_scrapes", "Scrapes of the server by outcome", ["outcome"], registry=self.registry
+        )
+        self._scrape_s = Histogram(
+            f"{PREFIX}_scrape_seconds", "Duration of a scrape", buckets=SCRAPE_BUCKETS_S, registry=self.registry
+        )
+        self._pushes = Counter(
+            f"{PREFIX}_pushes", "Batches sent to the controller by outcome", ["outcome"], registry=self.registry
+        )
+        self._dropped = Counter(
+            f"{PREFIX}_samples_dropped", "Samples that never reached the controller", ["reason"], registry=self.registry
+        )
+        for scrape_outcome in ScrapeOutcome:
+            self._scrapes.labels(scrape_outcome)
+        for push_outcome in PushOutcome:
+            self._pushes.labels(push_outcome)
+        for reason in DropReason:
+            self._dropped.labels(reason)
+        self.registry.register(ObserverCollector(observer, pace=pace, num_queued=num_queued))
+
+    def count_scrape(self, result: ScrapeResult) -> None:
+        self._scrapes.labels(result.outcome).inc()
+        self._scrape_s.observe(result.duration_s)
+
+    def count_internal_failure(self) -> None:
+        self._scrapes.labels(ScrapeOutcome.INTERNAL).inc()
+
+    def count_push(self, outcome: PushOutcome) -> None:
+        self._pushes.labels(outcome).inc()
+
+    def count_dropped(self, reason: DropReason, num_samples: int) -> None:
+        self._dropped.labels(reason).inc(num_samples)
+
+
+class ObserverCollector(Collector):
+    """Reads the newest sample at the moment of the scrape."""
+
+    def __init__(self, observer: Observer, *, pace: Callable[[], Pace], num_queued: Callable[[], int]) -> None:
+        self._observer = observer
+        self._pace = pace
+        self._num_queued = num_queued
+
+    def collect(self) -> Iterator[Metric]:
+        observer = self._observer
+        yield _states(observer.status.state)
+        yield from _sample_gauges(observer.sample)
+        yield from _forecast_gauges(observer.predict())
+        yield _gauge("pace_ratio", "How much the trainer may run", self._pace().pace)
+        yield _gauge("push_queue_samples", "Samples that wait for the controller", self._num_queued())
+        yield _counter("engine_restarts", "Restarts of the engine that were seen", observer.num_restarts)
+        yield _counter("slo_requests", "Observations judged against the SLO", observer.slo_requests_total)
+        yield _counter("slo_violations", "Observations that certainly violated the SLO", observer.slo_violations_total)
+
+
+def _states(current: EngineState) -> Metric:
+    family = GaugeMetricFamily(f"{PREFIX}_engine_state", "1 for the state that the engine is in", labels=["state"])
+    for state in EngineState:
+        family.add_metric([state], float(state is current))
+    return family
+
+
+def _sample_gauges(sample: LoadSample | None) -> Iterator[Metric]:
+    if sample is None:
+        return
+    rate = sample.arrivals / sample.interval_s if sample.arrivals is not None and sample.interval_s else None
+    yield _gauge("running_requests", "Requests that run in the engine", sample.running)
+    yield _gauge("waiting_requests", "Requests that wait in the engine", sample.waiting)
+    yield _gauge("kv_usage_ratio", "KV cache in use, fullest engine", sample.kv_usage_frac)
+    yield _gauge("arrivals_per_second", "Estimated arrival rate of the last interval", rate)
+    yield _gauge("pressure_ratio", "Load now and within the next seconds; absent when unknown", sample.pressure_frac)
+    yield _gauge("load_unknown", "1 while the load is unknown and counts as full", sample.pressure_frac is None)
+
+
+def _forecast_gauges(points: tuple[ForecastPoint, ...]) -> Iterator[Metric]:
+    arrivals = GaugeMetricFamily(
+        f"{PREFIX}_forecast_arrivals_per_second", "Forecast arrival rate", labels=["horizon_s", "quantile"]
+    )
+    in_engine = GaugeMetricFamily(
+        f"{PREFIX}_forecast_requests", "Forecast requests in the engine", labels=["horizon_s", "quantile"]
+    )
+    for point in points:
+        horizon = f"{point.horizon_s:g}"
+        arrivals.add_metric([horizon, "0.1"], point.arrivals_per_s_q10)
+        arrivals.add_metric([horizon, "0.5"], point.arrivals_per_s_q50)
+        arrivals.add_metric([horizon, "0.9"], point.arrivals_per_s_q90)
+        if point.running_q90 is not None:
+            in_engine.add_metric([horizon, "0.9"], point.running_q90)
+    yield arrivals
+    yield in_engine
+
+
+def _gauge(name: str, text: str, value: float | None) -> Metric:
+    family = GaugeMetricFamily(f"{PREFIX}_{name}", text)
+    if value is not None:
+        family.add_metric([], float(value))
+    return family
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    family = CounterMetricFamily(f"{PREFIX}_{name}", text)
+    family.add_metric([], value)
+    return family

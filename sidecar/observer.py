@@ -1,0 +1,179 @@
+"""From scrape results to samples: everything that the sidecar knows about its server.
+
+Reads no clock and does no IO: time comes with the scrape result, so that recorded pages replay through it unchanged.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Iterable
+
+from sidecar.config import SidecarSettings
+from sidecar.forecast import HORIZONS_S, Forecaster, SmoothingForecaster
+from sidecar.pressure import pressure
+from sidecar.schema import EngineState, ForecastPoint, LoadSample, SloReport
+from sidecar.slo import Slo, SloAccounts, Verdict, judge
+from sidecar.source.parse import NEEDED_SIGNALS
+from sidecar.source.scrape import ScrapeResult
+from sidecar.source.snapshot import EngineSnapshot
+from sidecar.source.state import EngineStatus, advance, initial_status
+from sidecar.source.window import Interval, difference, restarted
+
+logger = logging.getLogger(__name__)
+
+# One late answer is not news; three in a row are.
+STALE_AFTER_SCRAPES = 3
+# The gauges of a page that is this old say nothing about the interval since: no difference is taken across it.
+MAX_INTERVAL_S = 60.0
+
+
+class Observer:
+    """State, window, forecasts and SLO accounts of one server."""
+
+    def __init__(self, settings: SidecarSettings, *, t_s: float, monotonic_s: float) -> None:
+        self._settings = settings
+        self._stale_after_s = STALE_AFTER_SCRAPES * max(settings.scrape_interval_s, settings.scrape_timeout_s)
+        self.slo: Slo = settings.objective
+        self.status: EngineStatus = initial_status(t_s=t_s, monotonic_s=monotonic_s)
+        self.snapshot: EngineSnapshot | None = None
+        self.sample: LoadSample | None = None
+        self.sample_monotonic_s = monotonic_s
+        self.num_restarts = 0
+        self.slo_requests_total = 0.0
+        self.slo_violations_total = 0.0
+        self._samples: deque[tuple[float, LoadSample]] = deque()
+        self._accounts = SloAccounts()
+        self._arrivals: Forecaster = SmoothingForecaster(tick_s=settings.scrape_interval_s)
+        self._in_engine: Forecaster = SmoothingForecaster(tick_s=settings.scrape_interval_s)
+        self._missing: tuple[str, ...] = ()
+
+    @property
+    def method(self) -> str:
+        return self._arrivals.method
+
+    @property
+    def num_observations(self) -> int:
+        return self._arrivals.num_observations
+
+    def observe(self, result: ScrapeResult) -> LoadSample:
+        """Take in one scrape and say what it means."""
+        before = self.status
+        self.status = advance(before, result, stale_after_s=self._stale_after_s)
+        if self.status.state is not before.state:
+            logger.info("engine state=%s was=%s detail=%s", self.status.state, before.state, result.detail or "-")
+        interval = self._take_page(result.snapshot) if result.snapshot is not None else None
+        verdict = self._judge(interval, now_s=result.monotonic_s)
+        if result.snapshot is not None and self.status.state is EngineState.READY:
+            self._learn(result.snapshot, interval)
+        self.sample = self._make_sample(result, interval, verdict)
+        self.sample_monotonic_s = result.monotonic_s
+        self._samples.append((result.monotonic_s, self.sample))
+        while self._samples[0][0] < result.monotonic_s - self._settings.window_s:
+            self._samples.popleft()
+        return self.sample
+
+    def predict(self, horizons_s: Iterable[float] = HORIZONS_S) -> tuple[ForecastPoint, ...]:
+        """Forecasts from the last observation on; empty before the first, and while the engine is not READY."""
+        if self.status.state is not EngineState.READY:
+            return ()
+        points = (self._predict_point(horizon_s) for horizon_s in horizons_s)
+        return tuple(point for point in points if point is not None)
+
+    def window(self, *, since_monotonic_s: float) -> tuple[LoadSample, ...]:
+        return tuple(sample for seen_s, sample in self._samples if seen_s >= since_monotonic_s)
+
+    def slo_report(self, *, now_s: float) -> SloReport:
+        """Attainment over the sliding windows that end at ``now_s`` (monotonic)."""
+        edges_s = self._accounts.edges_s
+        return SloReport(
+            metric=self.slo.metric,
+            threshold_s=self.slo.threshold_s,
+            edges_s=edges_s and (edges_s[0], edges_s[1] if math.isfinite(edges_s[1]) else None),
+            exact=edges_s is not None and edges_s[0] == edges_s[1],
+            windows=self._accounts.windows(now_s=now_s),
+        )
+
+    def _take_page(self, page: EngineSnapshot) -> Interval | None:
+        """The interval since the last good page, None when there is none."""
+        self._warn_missing(page)
+        before, self.snapshot = self.snapshot, page
+        if before is None or page.monotonic_s - before.monotonic_s > MAX_INTERVAL_S:
+            return None
+        if restarted(before, page):
+            self.num_restarts += 1
+            logger.info("engine restarted num_restarts=%d: interval dropped", self.num_restarts)
+        return difference(before, page)
+
+    def _judge(self, interval: Interval | None, *, now_s: float) -> Verdict | None:
+        observed = getattr(interval, self.slo.metric, None)
+        if observed is None:
+            return None
+        verdict = judge(observed, self.slo.threshold_s)
+        if not verdict.exact and verdict.edges_s != self._accounts.edges_s:
+            logger.warning(
+                "slo=%s is between histogram edges %g s and %g s: violations are bounds, exact only on an edge",
+                self.slo,
+                *verdict.edges_s,
+            )
+        self._accounts.add(verdict, now_s=now_s)
+        self.slo_requests_total += verdict.requests
+        self.slo_violations_total += verdict.violations
+        return verdict
+
+    def _learn(self, page: EngineSnapshot, interval: Interval | None) -> None:
+        if page.in_engine is not None:
+            self._in_engine.observe(page.in_engine, now_s=page.monotonic_s)
+        if interval is not None and interval.arrivals is not None:
+            self._arrivals.observe(interval.arrivals / interval.length_s, now_s=page.monotonic_s)
+
+    def _make_sample(self, result: ScrapeResult, interval: Interval | None, verdict: Verdict | None) -> LoadSample:
+        page = result.snapshot
+        forecast = self.predict()
+        return LoadSample(
+            server_id=self._settings.server_id,
+            node=self._settings.node,
+            t_s=result.t_s,
+            interval_s=interval and interval.length_s,
+            state=self.status.state,
+            running=page and page.running,
+            waiting=page and page.waiting,
+            kv_usage_frac=page and page.kv_usage_max_frac,
+            arrivals=interval and interval.arrivals,
+            finished=interval and interval.finished,
+            prompt_tokens=interval and interval.prompt_tokens,
+            generation_tokens=interval and interval.generation_tokens,
+            preemptions=interval and interval.preemptions,
+            rejections=interval and interval.rejections,
+            ttft_mean_s=interval and interval.ttft and interval.ttft.mean,
+            itl_mean_s=interval and interval.itl and interval.itl.mean,
+            e2e_mean_s=interval and interval.e2e and interval.e2e.mean,
+            slo_requests=verdict and verdict.requests,
+            slo_violations=verdict and verdict.violations,
+            pressure_frac=pressure(
+                self.status.state, page, forecast=forecast, busy_requests=self._settings.busy_requests
+            ),
+            forecast=forecast,
+        )
+
+    def _predict_point(self, horizon_s: float) -> ForecastPoint | None:
+        arrivals = self._arrivals.predict(horizon_s)
+        in_engine = self._in_engine.predict(horizon_s)
+        if arrivals is None:
+            return None
+        return ForecastPoint(
+            horizon_s=horizon_s,
+            arrivals_per_s=arrivals.point,
+            arrivals_per_s_q10=arrivals.q10,
+            arrivals_per_s_q50=arrivals.q50,
+            arrivals_per_s_q90=arrivals.q90,
+            running=in_engine and in_engine.point,
+            running_q90=in_engine and in_engine.q90,
+        )
+
+    def _warn_missing(self, page: EngineSnapshot) -> None:
+        missing = tuple(signal for signal in NEEDED_SIGNALS if page.signals.get(signal) is None)
+        if missing and missing != self._missing:
+            logger.warning("the server does not export the signals %s: they are unknown, never 0", ", ".join(missing))
+        self._missing = missing

@@ -1,0 +1,76 @@
+"""What one ``/metrics`` page of a vLLM server says. A series that is not on the page is ``None``, never 0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Cumulative buckets as Prometheus exports them: ``cumulative[i]`` observations were at most ``edges[i]``."""
+
+    edges: tuple[float, ...]
+    """Ascending ``le`` values of the page; the last is infinite."""
+    cumulative: tuple[float, ...]
+    total: float
+    """Sum of the observed values."""
+
+    @property
+    def count(self) -> float:
+        return self.cumulative[-1]
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.count if self.count > 0 else None
+
+    def at_most(self, edge: float) -> float:
+        """Observations that were at most ``edge``; below the first edge that is none of them for certain."""
+        known = [count for le, count in zip(self.edges, self.cumulative, strict=True) if le <= edge]
+        return known[-1] if known else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """One page, summed over the engines of the server."""
+
+    t_s: float
+    """Unix time of the scrape."""
+    monotonic_s: float
+    """The same moment on a clock that never jumps: intervals are measured on it."""
+    num_engines: int = 1
+    running: float | None = None
+    waiting: float | None = None
+    kv_usage_mean_frac: float | None = None
+    kv_usage_max_frac: float | None = None
+    asleep: bool | None = None
+    steps: float | None = None
+    finished: float | None = None
+    prompt_tokens: float | None = None
+    generation_tokens: float | None = None
+    preemptions: float | None = None
+    rejections: float | None = None
+    ttft: Histogram | None = None
+    itl: Histogram | None = None
+    e2e: Histogram | None = None
+    process_start_s: float | None = None
+    created_s: float | None = None
+    """When the oldest engine created its token counter."""
+    signals: Mapping[str, str | None] = field(default_factory=dict)
+    """Signal → the series that matched it."""
+
+    @property
+    def in_engine(self) -> float | None:
+        """Requests in the engine: running and waiting."""
+        return None if self.running is None or self.waiting is None else self.running + self.waiting
+
+    @property
+    def progress(self) -> tuple[float | None, ...]:
+        """Counters of which at least one moves whenever the engine works."""
+        return self.steps, self.prompt_tokens, self.generation_tokens
+
+
+def finite(value: float) -> float | None:
+    """``value``, or None when it is NaN or infinite."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,76 @@
+"""The state of the engine, from the outcomes of its scrapes (pure).
+
+    refused                  → STARTING until the first good page, DOWN afterwards
+    no series of the prefix  → METRICS_DISABLED
+    good page                → SLEEPING | STALLED | READY
+    anything else            → the state holds until no page was good for ``stale_after_s``, then STALE
+
+A frozen engine keeps its last gauges while its HTTP server answers: STALLED is requests in the engine while the step
+and token counters are flat for `STALL_AFTER_S`. An idle engine has flat counters too, and no requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sidecar.schema import EngineState
+from sidecar.source.scrape import ScrapeOutcome, ScrapeResult
+from sidecar.source.snapshot import EngineSnapshot
+
+# A prefill of a very long prompt is one step of many seconds; a minute without a step has not been seen in health.
+STALL_AFTER_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """What is known about the engine after the scrapes so far."""
+
+    state: EngineState
+    since_s: float
+    """Unix time since which the state holds."""
+    last_good_monotonic_s: float
+    """Last good page, or the start of the sidecar before the first."""
+    seen_ready: bool = False
+    progress: tuple[float | None, ...] = ()
+    progress_monotonic_s: float = 0.0
+    """When the counters of progress last changed, or the engine was last empty."""
+
+
+def initial_status(*, t_s: float, monotonic_s: float) -> EngineStatus:
+    return EngineStatus(state=EngineState.STARTING, since_s=t_s, last_good_monotonic_s=monotonic_s)
+
+
+def advance(status: EngineStatus, result: ScrapeResult, *, stale_after_s: float) -> EngineStatus:
+    """The status after one more scrape."""
+    if result.snapshot is not None:
+        status = _note_page(status, result.snapshot)
+        state = _state_of_page(status, result.snapshot)
+        status = replace(status, seen_ready=status.seen_ready or state is EngineState.READY)
+    elif result.outcome is ScrapeOutcome.REFUSED:
+        state = EngineState.DOWN if status.seen_ready else EngineState.STARTING
+    elif result.outcome is ScrapeOutcome.NO_SERIES:
+        state = EngineState.METRICS_DISABLED
+    elif result.monotonic_s - status.last_good_monotonic_s > stale_after_s:
+        state = EngineState.STALE
+    else:
+        state = status.state
+    return status if state is status.state else replace(status, state=state, since_s=result.t_s)
+
+
+def _note_page(status: EngineStatus, page: EngineSnapshot) -> EngineStatus:
+    moved = page.progress != status.progress or not page.in_engine
+    return replace(
+        status,
+        last_good_monotonic_s=page.monotonic_s,
+        progress=page.progress,
+        progress_monotonic_s=page.monotonic_s if moved else status.progress_monotonic_s,
+    )
+
+
+def _state_of_page(status: EngineStatus, page: EngineSnapshot) -> EngineState:
+    if page.asleep:
+        return EngineState.SLEEPING
+    can_tell = any(counter is not None for counter in page.progress)
+    if can_tell and page.monotonic_s - status.progress_monotonic_s >= STALL_AFTER_S:
+        return EngineState.STALLED
+    return EngineState.READY
