@@ -158,7 +158,8 @@ class Exchange:
             round=contribution.round,
             slot=self._slot,
             epoch=command.epoch,
-            tokens=contribution.tokens,
+            # An island that trained on nothing still has to come to the round: without it the quorum is not complete.
+            tokens=max(1, contribution.tokens),
             deadline_s=command.deadline_s,
         )
         self._offered = None

@@ -65,7 +65,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
-        return x + self.down(functional.gelu(self.up(self.mlp_norm(x))))
+        hidden: Tensor = self.down(functional.gelu(self.up(self.mlp_norm(x))))
+        return x + hidden
 
 
 class ByteGPT(nn.Module):

@@ -172,3 +172,26 @@ class OuterState(Wire):
     outer_momentum: float
     manifest: Manifest | None
     fragments: tuple[FragmentState, ...]
+
+
+class AgentStatus(Wire):
+    """``GET /v1/status`` of an island agent."""
+
+    agent_id: str
+    instance: str
+    node: str
+    slot: int | None
+    """None while the agent is a spare."""
+    epoch: int | None
+    """None before the first registration."""
+    run_id: str | None
+    controller_reachable: bool | None
+    """None when the agent was started without a controller."""
+    synchronizer_url: str | None
+    worker_pid: int | None
+    worker_ready: bool
+    """The worker has joined the run: it holds global parameters."""
+    num_parameters: int | None
+    restarts: Count
+    unacknowledged_syncs: Count
+    """Sync reports that the controller has not confirmed yet."""

@@ -1,0 +1,130 @@
+"""Threads of a rank worker beside its inner loop: one reads the agent's commands, one runs the transfers of a sync.
+
+Both start before the main thread becomes ``SCHED_IDLE``, and so keep their priority.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import TextIO, TypeVar
+
+from pydantic import ValidationError
+
+from diloco.protocol import COMMANDS, PauseCommand, ResumeCommand, StopCommand, SyncCommand
+from diloco.scheduling import become_idle
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ORPHAN_GRACE_S = 5.0
+"""Time that the inner loop has to end after its agent is gone."""
+ORPHAN_EXIT_CODE = 3
+
+
+class Inbox:
+    """The agent's newest orders."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self._changed = threading.Condition()
+        self._paused = False
+        self._sync: SyncCommand | None = None
+        self._on_stop: Callable[[], None] | None = None
+
+    def listen(self, lines: TextIO) -> None:
+        """Read commands on a thread of their own. When they end, the process does, whatever it is doing."""
+        threading.Thread(target=self._read, args=(lines,), name="commands", daemon=True).start()
+
+    def on_stop(self, callback: Callable[[], None]) -> None:
+        """Call this, from the reading thread, when the order to stop comes."""
+        self._on_stop = callback
+        if self.stop.is_set():
+            callback()
+
+    def request_stop(self) -> None:
+        self.stop.set()
+        with self._changed:
+            self._changed.notify_all()
+        if self._on_stop is not None:
+            self._on_stop()
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    def take_due(self, now_s: float) -> SyncCommand | None:
+        """The ordered sync, once, from its ``not_before_s`` on."""
+        with self._changed:
+            sync = self._sync
+            if sync is None or (sync.not_before_s is not None and now_s < sync.not_before_s):
+                return None
+            self._sync = None
+            return sync
+
+    def wait(self, timeout_s: float) -> None:
+        """Until something changes, at most ``timeout_s``."""
+        with self._changed:
+            if not self.stop.is_set():
+                self._changed.wait(timeout_s)
+
+    def handle(self, line: str) -> None:
+        """Take in one command; a line that is none is logged and dropped."""
+        try:
+            command = COMMANDS.validate_json(line)
+        except ValidationError as exc:
+            logger.warning("dropped a line that is no command error=%s", exc.errors()[0]["msg"])
+            return
+        match command:
+            case SyncCommand():
+                with self._changed:
+                    self._sync = command
+                    self._changed.notify_all()
+            case PauseCommand() | ResumeCommand():
+                with self._changed:
+                    self._paused = isinstance(command, PauseCommand)
+                    self._changed.notify_all()
+            case StopCommand():
+                self.request_stop()
+
+    def _read(self, lines: TextIO) -> None:
+        for line in lines:
+            self.handle(line)
+        if self.stop.is_set():
+            return
+        logger.warning("the agent is gone, stopping")
+        self.request_stop()
+        threading.Event().wait(ORPHAN_GRACE_S)
+        # Nobody is left to kill an inner loop that hangs, and it may be starved of its core.
+        os._exit(ORPHAN_EXIT_CODE)
+
+
+class TransferThread:
+    """Runs calls one after another on a daemon thread."""
+
+    def __init__(self, *, idle: bool) -> None:
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        threading.Thread(target=self._run, args=(idle,), name="transfers", daemon=True).start()
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(call())
+            except BaseException as exc:  # noqa: BLE001 (belongs to whoever waits for the result)
+                future.set_exception(exc)
+
+        self._calls.put(run)
+        return future
+
+    def _run(self, idle: bool) -> None:
+        if idle:
+            become_idle()
+        while True:
+            self._calls.get()()

@@ -1,0 +1,252 @@
+"""The rank process of an island: ``python -m diloco.worker``, started and fed by its agent (see `diloco.protocol`).
+
+The main thread takes inner steps, under ``SCHED_IDLE`` where the platform has it. At the next step boundary after a
+sync command it hands over to the transfer thread, which by default keeps normal priority, and blocks until the round
+has closed or the command's deadline has passed. The end of stdin means that the agent is gone: the worker stops.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import statistics
+import sys
+import time
+from collections import deque
+from concurrent.futures import Future, wait
+from typing import TextIO, TypeVar
+
+import httpx
+import torch
+from pydantic import ValidationError
+
+from diloco.data import TokenStream, load_corpus
+from diloco.exchange import Exchange
+from diloco.inbox import Inbox, TransferThread
+from diloco.inner import InnerConfig, InnerLoop
+from diloco.island import Island
+from diloco.model import ModelSize, build_model, count_parameters
+from diloco.protocol import (
+    Event,
+    FailedEvent,
+    ProgressEvent,
+    ReadyEvent,
+    SyncCommand,
+    SyncedEvent,
+    SyncPriority,
+    WorkerConfig,
+)
+from diloco.scheduling import become_idle, pin_to
+from diloco.schema import Phase, Progress, SyncOutcome
+from diloco.transport import SynchronizerClient
+from service.client import client_options
+from service.errors import InputError, UnavailableError, WadilocoError
+from service.log import configure_logging
+from service.settings import ServiceSettings
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+REPORT_INTERVAL_S = 0.5
+"""Time between two progress events: a restart repeats at most so much, and the norm in it costs under 1 % of it."""
+RECENT_STEPS = 32
+JOIN_ATTEMPT_S = 10.0
+PAUSED_WAIT_S = 0.5
+STOP_POLL_S = 0.2
+ABANDON_S = 2.0
+"""Time that a transfer has to notice the order to stop."""
+
+
+class Worker:
+    """One rank: its model, its data, its share in the rounds."""
+
+    def __init__(
+        self, config: WorkerConfig, *, inbox: Inbox, transfers: TransferThread, events: TextIO, http: httpx.Client
+    ) -> None:
+        self._config = config
+        self._inbox = inbox
+        self._transfers = transfers
+        self._events = events
+        self._stream = open_stream(config)
+        module = build_model(model_size(config), seed=config.seed)
+        self._island = Island(module)
+        self._inner = InnerLoop(module, inner_config(config), step=config.start_step)
+        self._inner.skipped = config.start_skipped
+        self._client = SynchronizerClient(http)
+        self._exchange = Exchange(self._island, self._client, slot=config.slot)
+        inbox.on_stop(self._client.cancel)
+        self._tokens = config.start_tokens
+        self._step_times_s: list[float] = []
+        self._recent_s: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._loss_at_sync: float | None = None
+        self._last_sync_at_s: float | None = None
+        self._report_due_s = 0.0
+
+    def run(self) -> None:
+        """Join the run and train until told to stop."""
+        self._report(Phase.STARTING)
+        if not self._join():
+            return
+        parameters = count_parameters(self._island.module)
+        self._emit(ReadyEvent(num_parameters=parameters, version=self._island.version))
+        while not self._inbox.stop.is_set():
+            command = self._inbox.take_due(time.time())
+            if command is not None:
+                self._synchronize(command)
+            elif self._inbox.paused:
+                self._report(Phase.PAUSED)
+                self._inbox.wait(PAUSED_WAIT_S)
+            else:
+                self._take_step()
+                if time.monotonic() >= self._report_due_s:
+                    self._report(Phase.INNER)
+        self._report(Phase.STOPPED)
+
+    def _join(self) -> bool:
+        """Wait for the synchronizer, as long as it takes: without global parameters nothing can be contributed."""
+        while not self._inbox.stop.is_set():
+            try:
+                self._on_transfer_thread(self._transfers.submit(self._join_once))
+            except UnavailableError as exc:
+                logger.warning("no synchronizer yet, trying on error=%s", exc)
+            else:
+                return not self._inbox.stop.is_set()
+        return False
+
+    def _join_once(self) -> None:
+        self._exchange.join(deadline_s=time.time() + JOIN_ATTEMPT_S)
+
+    def _take_step(self) -> None:
+        tokens = self._stream.next_batch()
+        started_s = time.perf_counter()
+        applied = self._inner.take_step(tokens)
+        self._recent_s.append(time.perf_counter() - started_s)
+        self._step_times_s.append(self._recent_s[-1])
+        num_tokens = tokens[:, 1:].numel() if applied else 0
+        self._tokens += num_tokens
+        self._island.count_step(num_tokens)
+
+    def _synchronize(self, command: SyncCommand) -> None:
+        self._report(Phase.SYNC)
+        report = self._on_transfer_thread(self._transfers.submit(lambda: self._exchange.run(command)))
+        if report is None:
+            logger.info("sync skipped, nothing to do round=%s version=%d", command.round, self._island.version)
+        else:
+            if report.outcome is not SyncOutcome.FAILED:
+                self._last_sync_at_s = report.finished_s
+                self._loss_at_sync = self._inner.loss
+            self._emit(SyncedEvent(report=report))
+        self._report(Phase.INNER)
+
+    def _on_transfer_thread(self, future: Future[T]) -> T | None:
+        """The result of a call; None when it does not end in time after the order to stop."""
+        while not self._inbox.stop.is_set():
+            if wait([future], timeout=STOP_POLL_S).done:
+                return future.result()
+        return future.result() if wait([future], timeout=ABANDON_S).done else None
+
+    def _report(self, phase: Phase) -> None:
+        island = self._island
+        progress = Progress(
+            step=self._inner.step,
+            inner_steps_since_sync=island.steps_since_sync,
+            tokens=self._tokens,
+            tokens_since_sync=island.tokens_since_sync,
+            loss=self._inner.loss,
+            loss_at_sync=self._loss_at_sync,
+            update_norm=island.update_norm(),
+            step_time_s=statistics.median(self._recent_s) if self._recent_s else None,
+            round=island.version,
+            phase=phase,
+            last_sync_at_s=self._last_sync_at_s,
+            skipped_steps=self._inner.skipped,
+        )
+        times, self._step_times_s = tuple(self._step_times_s), []
+        self._emit(ProgressEvent(progress=progress, step_times_s=times))
+        self._report_due_s = time.monotonic() + REPORT_INTERVAL_S
+
+    def _emit(self, event: Event) -> None:
+        emit(self._events, event, self._inbox)
+
+
+def emit(events: TextIO, event: Event, inbox: Inbox) -> None:
+    try:
+        events.write(event.model_dump_json() + "\n")
+        events.flush()
+    except BrokenPipeError:
+        inbox.request_stop()
+
+
+def model_size(config: WorkerConfig) -> ModelSize:
+    return ModelSize(
+        num_layers=config.num_layers, num_heads=config.num_heads, width=config.width, context=config.context
+    )
+
+
+def inner_config(config: WorkerConfig) -> InnerConfig:
+    return InnerConfig(
+        lr=config.lr,
+        warmup_steps=config.warmup_steps,
+        weight_decay=config.weight_decay,
+        clip_norm=config.clip_norm,
+    )
+
+
+def open_stream(config: WorkerConfig) -> TokenStream:
+    """The slot's token stream, where the slot left it: one batch per inner step."""
+    return TokenStream(
+        load_corpus(config.data),
+        slot=config.slot,
+        num_shards=config.data_shards,
+        seed=config.seed,
+        batch_size=config.batch_size,
+        length=config.context,
+        position=config.start_step,
+    )
+
+
+def open_client(config: WorkerConfig) -> httpx.Client:
+    settings = ServiceSettings(
+        token=config.token, tls_ca=config.tls_ca, tls_cert=config.tls_cert, tls_key=config.tls_key
+    )
+    return httpx.Client(**client_options(settings, config.synchronizer_url, timeout_s=config.timeout_s))
+
+
+def main() -> int:
+    """Read the configuration from stdin, train until told to stop; returns the exit code."""
+    events = take_stdout()
+    inbox = Inbox()
+    signal.signal(signal.SIGTERM, lambda *_: inbox.request_stop())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        config = WorkerConfig.model_validate_json(sys.stdin.readline())
+    except ValidationError as exc:
+        emit(events, FailedEvent(message=f"worker configuration: {exc}", exit_code=InputError.exit_code), inbox)
+        return InputError.exit_code
+    configure_logging(config.log_level)
+    pin_to(config.cores)
+    torch.set_num_threads(config.threads)
+    inbox.listen(sys.stdin)
+    try:
+        transfers = TransferThread(idle=config.sync_priority is SyncPriority.IDLE)
+        if config.idle_priority:
+            become_idle()
+        with open_client(config) as http:
+            Worker(config, inbox=inbox, transfers=transfers, events=events, http=http).run()
+    except WadilocoError as exc:
+        emit(events, FailedEvent(message=str(exc), exit_code=exc.exit_code), inbox)
+        return exc.exit_code
+    return 0
+
+
+def take_stdout() -> TextIO:
+    """The event pipe, which was stdout. Stdout itself is stderr from now on, so that no library can write events."""
+    events = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return events
+
+
+if __name__ == "__main__":
+    sys.exit(main())
