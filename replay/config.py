@@ -95,7 +95,7 @@ class ReplaySettings(Settings):
     """Options of wadiloco island, such as batch_size=4 (repeat for more)."""
     scrape_interval_s: float = Field(default=0.5, ge=0.1)
     """How often each sidecar scrapes its server."""
-    busy_requests: float = Field(default=4.0, gt=0)
+    busy_requests: int = Field(default=4, ge=1)
     """Requests in a server at which its sidecar calls it fully loaded."""
 
     vllm_venv: Path = Path(".venv-vllm")

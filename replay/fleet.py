@@ -50,7 +50,7 @@ class FleetSpec:
     island_cores: tuple[int | None, ...]
     """One island each; island k trains beside server k modulo the number of servers."""
     slo: str
-    busy_requests: float
+    busy_requests: int
     scrape_interval_s: float
     min_h: int
     max_h: int
@@ -73,8 +73,6 @@ class TrainingFleet:
         self._controller_port, self._synchronizer_port = next(free), next(free)
         self._sidecar_ports = [next(free) for _ in spec.servers]
         self._island_ports = [next(free) for _ in spec.island_cores]
-        self._services: list[Child] = []
-        self._islands: list[Child] = []
 
     @property
     def controller_url(self) -> str:
@@ -86,12 +84,15 @@ class TrainingFleet:
 
     async def start(self) -> None:
         """Start everything and wait until every island trains and every server's load is known."""
-        self._services = [self._start_synchronizer(), self._start_controller()]
+        self._start_synchronizer()
+        self._start_controller()
         for url in (self.synchronizer_url, self.controller_url):
             alive = functools.partial(answers, f"{url}/healthz")
             await wait_for(url, alive, children=self._children, deadline_s=SERVICE_DEADLINE_S)
-        self._services += [self._start_sidecar(index) for index in range(len(self._spec.servers))]
-        self._islands = [self._start_island(index) for index in range(len(self._spec.island_cores))]
+        for index in range(len(self._spec.servers)):
+            self._start_sidecar(index)
+        for index in range(len(self._spec.island_cores)):
+            self._start_island(index)
         await wait_for("training", self._is_training, children=self._children, deadline_s=ISLAND_DEADLINE_S)
 
     def begin(self, policy: PolicySpec, budget: BudgetSpec) -> None:
@@ -105,10 +106,22 @@ class TrainingFleet:
     def rounds(self) -> list[RoundRecord]:
         return [RoundRecord.model_validate(item) for item in self._get("/v1/rounds")]
 
+    def start_again(self, name: str) -> Child:
+        """Start ``controller``, ``synchronizer``, ``sidecar-K`` or ``island-K`` on the state that it left.
+
+        Its former process must have ended; the caller takes it out of its `Children` first.
+        """
+        kind, _, index = name.partition("-")
+        starters = {"sidecar": self._start_sidecar, "island": self._start_island}
+        if kind in starters:
+            return starters[kind](int(index))
+        return {"controller": self._start_controller, "synchronizer": self._start_synchronizer}[kind]()
+
     def stop(self) -> None:
         """Stop islands first, so that they can take their leave."""
-        self._children.stop(self._islands)
-        self._children.stop(self._services)
+        mine = self._children.below(self._directory)
+        self._children.stop([child for child in mine if child.name.startswith("island")])
+        self._children.stop([child for child in mine if child in self._children.running])
 
     def _is_training(self) -> bool:
         try:

@@ -90,6 +90,10 @@ class Children:
             if child.exit_code is not None:
                 raise child_failed(child)
 
+    def below(self, directory: Path) -> list[Child]:
+        """The children that log into ``directory``."""
+        return [child for child in self.running if child.log.parent == directory]
+
     def stop(self, children: Iterable[Child] | None = None, *, deadline_s: float = STOP_DEADLINE_S) -> None:
         """End the given children (default all): SIGTERM, then SIGKILL to what is left of their groups."""
         chosen = list(self.running if children is None else children)
