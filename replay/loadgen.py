@@ -6,9 +6,16 @@ A closed loop would slow down with the server and so hide exactly the queueing t
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+from replay.completion_stream import explain_error
+from replay.connection import ConnectFailedError, ConnectionBrokenError, ConnectionPool, Exchange
+from replay.endpoint import CompletionRequests, ServerInfo, discover, parse_endpoint
+
+__all__ = ["PlannedRequest", "RequestResult", "ServerInfo", "Status", "discover", "run_load"]
 
 OnResult = Callable[["RequestResult"], None]
 
@@ -75,27 +82,6 @@ class RequestResult:
         return self.sent_s - self.arrival_s
 
 
-@dataclass(frozen=True, slots=True)
-class ServerInfo:
-    """What a server says of itself."""
-
-    url: str
-    model: str
-    max_model_len: int
-
-
-async def discover(
-    server: str, *, model: str | None = None, api_key: str | None = None, timeout_s: float = 5.0
-) -> ServerInfo:
-    """Ask ``/v1/models`` of ``server`` (its base URL) which model it serves; ``model`` must be among them if given.
-
-    Raises:
-        UnavailableError: nobody answers.
-        InputError: not a vLLM server, or it does not serve ``model``.
-    """
-    raise NotImplementedError
-
-
 async def run_load(
     requests: Sequence[PlannedRequest],
     servers: Sequence[str],
@@ -112,4 +98,117 @@ async def run_load(
     ``start_at_monotonic_s`` is the `time.monotonic` at which the load starts (now if None). When ``exit_event`` is
     set, requests in flight are cancelled and those not yet sent have no result.
     """
-    raise NotImplementedError
+    start_s = time.monotonic() if start_at_monotonic_s is None else start_at_monotonic_s
+    load = _Load(servers, model=model, timeout_s=timeout_s, start_s=start_s, on_result=on_result, api_key=api_key)
+    work = asyncio.create_task(load.send_all(requests))
+    stop = asyncio.create_task((exit_event or asyncio.Event()).wait())
+    try:
+        await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+    finally:
+        stop.cancel()
+        work.cancel()
+        await asyncio.gather(work, stop, return_exceptions=True)
+        load.close()
+    return [load.results[index] for index in sorted(load.results)]
+
+
+class _Load:
+    """One load in progress."""
+
+    def __init__(
+        self,
+        servers: Sequence[str],
+        *,
+        model: str,
+        timeout_s: float,
+        start_s: float,
+        on_result: OnResult | None,
+        api_key: str | None,
+    ) -> None:
+        endpoints = [parse_endpoint(server) for server in servers]
+        self.results: dict[int, RequestResult] = {}
+        self._pools = [ConnectionPool(endpoint) for endpoint in endpoints]
+        self._formats = [CompletionRequests(endpoint, model=model, api_key=api_key) for endpoint in endpoints]
+        self._timeout_s = timeout_s
+        self._start_s = start_s
+        self._unix_offset_s = time.time() - time.monotonic()
+        self._on_result = on_result
+
+    async def send_all(self, requests: Sequence[PlannedRequest]) -> None:
+        in_order = sorted(enumerate(requests), key=lambda numbered: numbered[1].arrival_s)
+        async with asyncio.TaskGroup() as in_flight:
+            for index, request in in_order:
+                # Formatted before it is due: the work does not delay it.
+                payload = self._formats[request.server_index].payload(request.prompt_token_ids, request.max_tokens)
+                wait_s = self._start_s + request.arrival_s - time.monotonic()
+                await asyncio.sleep(max(0.0, wait_s))
+                in_flight.create_task(self._send(index, request, payload))
+
+    def close(self) -> None:
+        for pool in self._pools:
+            pool.close()
+
+    async def _send(self, index: int, request: PlannedRequest, payload: bytes) -> None:
+        exchange = Exchange()
+        sent_at_s = time.monotonic()
+        status, detail = Status.CANCELLED, ""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._pools[request.server_index].run(payload, exchange)
+            status, detail = _judge(exchange)
+        except TimeoutError:
+            status, detail = Status.TIMEOUT, f"no complete answer within {self._timeout_s:g} s"
+        except ConnectFailedError as exc:
+            status, detail = Status.REFUSED, str(exc)
+        except ConnectionBrokenError as exc:
+            # Some servers close right after [DONE] without ending the chunked body.
+            status, detail = _judge(exchange) if exchange.stream.done else (Status.DISCONNECTED, str(exc))
+        finally:
+            # Also when cancelled: what was sent has a result.
+            self._record(self._result(index, request, exchange, sent_at_s, status, detail))
+
+    def _record(self, result: RequestResult) -> None:
+        self.results[result.index] = result
+        if self._on_result is not None:
+            self._on_result(result)
+
+    def _result(
+        self, index: int, request: PlannedRequest, exchange: Exchange, sent_at_s: float, status: Status, detail: str
+    ) -> RequestResult:
+        stream = exchange.stream
+        ok = status is Status.OK and stream.last_token_at_s is not None
+        ended_at_s = stream.last_token_at_s if ok and stream.last_token_at_s is not None else time.monotonic()
+        first_at_s = stream.first_token_at_s
+        return RequestResult(
+            index=index,
+            server_index=request.server_index,
+            arrival_s=request.arrival_s,
+            sent_s=sent_at_s - self._start_s,
+            ended_s=ended_at_s - self._start_s,
+            sent_unix_s=sent_at_s + self._unix_offset_s,
+            ended_unix_s=ended_at_s + self._unix_offset_s,
+            status=status,
+            ttft_s=None if first_at_s is None else first_at_s - sent_at_s,
+            itl_s=tuple(stream.itl_s),
+            e2e_s=ended_at_s - sent_at_s if ok else None,
+            prompt_tokens=stream.prompt_tokens,
+            output_tokens=stream.completion_tokens,
+            http_status=exchange.decoder.status,
+            detail=detail,
+        )
+
+
+def _judge(exchange: Exchange) -> tuple[Status, str]:
+    """What a complete answer amounts to."""
+    stream, http_status = exchange.stream, exchange.decoder.status
+    if http_status != 200:
+        return Status.HTTP_ERROR, f"HTTP {http_status}: {explain_error(exchange.error_body)}"
+    if stream.error is not None:
+        return Status.HTTP_ERROR, f"error in the stream: {stream.error}"
+    if stream.last_token_at_s is None:
+        return Status.HTTP_ERROR, "an answer without a token"
+    if not stream.done:
+        return Status.DISCONNECTED, "the stream ended without [DONE]"
+    return Status.OK, ""
