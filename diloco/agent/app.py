@@ -1,0 +1,115 @@
+"""The agent's application: its tasks, and what it says over HTTP."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import httpx
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from controller.schema import Directive, DirectiveKind
+from diloco.agent.config import IslandSettings
+from diloco.agent.link import ControllerLink
+from diloco.agent.metrics import IslandMetrics
+from diloco.agent.rules import autonomous_sync_due, command_of, limits_of
+from diloco.agent.state import AgentState
+from diloco.agent.supervisor import Supervisor
+from diloco.protocol import SyncCommand
+from diloco.schema import AgentStatus, Progress
+from service.app import build_app
+from service.client import client_options
+from service.tasks import Background, every
+
+logger = logging.getLogger(__name__)
+
+AUTONOMY_PERIOD_S = 0.5
+IN_FLIGHT_MARGIN_S = 30.0
+"""A sync whose report is so late will not report any more."""
+
+
+class Agent:
+    """Wires state, supervisor and controller link together."""
+
+    def __init__(self, settings: IslandSettings) -> None:
+        self.settings = settings
+        self.state = AgentState(settings)
+        self.registry = CollectorRegistry()
+        self._metrics = IslandMetrics(self.registry, self.state)
+        self._supervisor = Supervisor(settings, self.state, self._metrics)
+        self.state.assign(settings.slot, settings.synchronizer)
+
+    @asynccontextmanager
+    async def lifespan(self, _: FastAPI, tasks: Background) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            tasks.start("supervisor", lambda: self._supervisor.run(tasks.exit))
+            tasks.start("autonomy", lambda: every(AUTONOMY_PERIOD_S, tasks.exit, self._sync_if_alone))
+            if self.settings.controller is not None:
+                options = client_options(
+                    self.settings, self.settings.controller, timeout_s=self.settings.request_timeout_s
+                )
+                http = await stack.enter_async_context(httpx.AsyncClient(**options))
+                link = ControllerLink(
+                    self.state,
+                    http,
+                    self._metrics,
+                    on_directive=self._obey,
+                    on_pause=self._supervisor.apply_pause,
+                )
+                tasks.start("lease", lambda: link.keep_lease(tasks.exit))
+                tasks.start("directives", lambda: link.follow_directives(tasks.exit))
+                stack.push_async_callback(link.leave)
+            yield
+
+    def _obey(self, directive: Directive) -> None:
+        match directive.kind:
+            case DirectiveKind.PAUSE | DirectiveKind.RESUME:
+                self._supervisor.apply_pause(directive.kind is DirectiveKind.PAUSE)
+            case DirectiveKind.STOP:
+                logger.info("told to stop reason=%s", directive.reason)
+                self.state.assign(None, None)
+            case DirectiveKind.SYNC:
+                if not self._supervisor.send(command_of(directive, now_s=time.time())):
+                    logger.warning("sync not possible, the worker has not joined the run round=%s", directive.round)
+
+    async def _sync_if_alone(self) -> None:
+        state = self.state
+        pending = state.sync_in_flight
+        if pending is not None and time.time() > pending.deadline_s + IN_FLIGHT_MARGIN_S:
+            state.sync_in_flight = pending = None
+        due = autonomous_sync_due(
+            limits_of(state.limits_lease),
+            progress=state.progress,
+            controller_silent_s=time.monotonic() - state.controller_seen_s,
+            in_flight=pending is not None,
+        )
+        if due:
+            epoch = state.limits_lease.epoch if state.limits_lease else 0
+            deadline_s = time.time() + self.settings.autonomous_deadline_s
+            logger.info("no controller and H at its maximum: syncing h=%d", state.progress.inner_steps_since_sync)
+            self._supervisor.send(SyncCommand(epoch=epoch, deadline_s=deadline_s, autonomous=True))
+
+
+def build(settings: IslandSettings) -> tuple[FastAPI, Agent]:
+    """The application and the agent that it serves."""
+    agent = Agent(settings)
+    app = build_app(
+        settings,
+        lifespan=agent.lifespan,
+        registry=agent.registry,
+        readiness=agent.state.readiness,
+        description="One island: trains beside a server, syncs when told.",
+    )
+
+    @app.get("/v1/status", tags=["island"], summary="Who this agent is and how its worker is")
+    async def status() -> AgentStatus:
+        return agent.state.status()
+
+    @app.get("/v1/progress", tags=["island"], summary="How far the island is")
+    async def progress() -> Progress:
+        return agent.state.progress
+
+    return app, agent

@@ -1,0 +1,110 @@
+"""Settings of ``wadiloco island``."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+from typing import Annotated, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from diloco.protocol import SyncPriority
+from diloco.schema import Slot
+from service.settings import ServiceSettings
+from sidecar.schema import Name
+
+Url = Annotated[str, Field(pattern=r"^https?://[^\s/]+")]
+Core = Annotated[int, Field(ge=0, lt=4096)]
+
+
+def default_node() -> str:
+    """This host's name, with characters that a `Name` may have."""
+    return re.sub(r"[^A-Za-z0-9._:/-]", "-", socket.gethostname()).lstrip("-._:/") or "localhost"
+
+
+class IslandSettings(ServiceSettings):
+    """An island of the run: its agent, and the rank worker that the agent supervises.
+
+    All islands of a run need the same seed, model, data and data_shards.
+    """
+
+    service: ClassVar[str] = "island"
+
+    port: int = Field(default=9700, ge=0, le=65535)
+    """TCP port of the agent; 0 takes a free one and logs it."""
+    agent_id: Name | None = None
+    """Name of this agent, unique in the fleet; by default that of the node."""
+    node: Name = Field(default_factory=default_node)
+    """Host on which the agent runs; binds it to the sidecar of the same node."""
+    server_id: Name | None = None
+    """Server whose load this island competes with; by default the one on its node."""
+    slot: Slot | None = None
+    """Place in the run; by default the controller gives a free one."""
+    controller: Url | None = None
+    """URL of the controller. Without one, give slot and synchronizer: the island then syncs at a fixed H by itself."""
+    synchronizer: Url | None = None
+    """URL of the synchronizer; by default the controller says it."""
+    request_timeout_s: float = Field(default=10.0, gt=0, le=300)
+    """Deadline of one request to controller or synchronizer."""
+
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
+    """Seed of the initial parameters and of the order of the data."""
+    num_layers: int = Field(default=4, ge=1, le=1024)
+    """Transformer blocks."""
+    num_heads: int = Field(default=4, ge=1, le=1024)
+    """Attention heads per block."""
+    width: int = Field(default=256, ge=1, le=1 << 16)
+    """Size of the residual stream, a multiple of num_heads. The default model has 3.3 million parameters."""
+    context: int = Field(default=128, ge=2, le=1 << 16)
+    """Tokens (bytes) per training sequence."""
+    data: tuple[Path, ...] = ()
+    """Text files, or folders of them; by default the sources of this Python installation's own library."""
+    data_shards: int = Field(default=16, ge=1, le=1 << 16)
+    """Disjoint parts of the data, one per slot: at least as many as slots."""
+    batch_size: int = Field(default=4, ge=1, le=1 << 16)
+    """Sequences per inner step."""
+    lr: float = Field(default=1e-3, gt=0, le=1)
+    """Peak learning rate of AdamW."""
+    warmup_steps: int = Field(default=50, ge=0)
+    """Inner steps over which the learning rate rises to its peak."""
+    weight_decay: float = Field(default=0.1, ge=0, lt=1)
+    """Decoupled weight decay."""
+    clip_norm: float = Field(default=1.0, gt=0)
+    """Gradients with a larger norm are scaled down to it."""
+
+    cores: tuple[Core, ...] = ()
+    """CPU cores of the worker; by default all. Pin it to cores that the engine's latency does not hang on."""
+    threads: int = Field(default=1, ge=1, le=1024)
+    """Threads of one inner step."""
+    idle_priority: bool = True
+    """Take inner steps under SCHED_IDLE: only when nobody else wants the core (Linux; elsewhere at low priority)."""
+    sync_priority: SyncPriority = SyncPriority.NORMAL
+    """Priority of a sync's transfers. In a synchronous round all islands wait for the slowest, hence normal."""
+
+    autonomous_deadline_s: float = Field(default=300.0, gt=0)
+    """How long a sync that the island starts by itself, without a controller, waits for its round to close."""
+    start_attempts: int = Field(default=3, ge=1, le=100)
+    """Worker starts that may fail in a row before the agent gives up."""
+    restart_backoff_s: float = Field(default=0.5, ge=0, le=60)
+    """Pause before the first restart of a worker; doubles with each death in quick succession."""
+    restart_backoff_max_s: float = Field(default=30.0, gt=0, le=3600)
+    """Longest pause before a restart."""
+    stop_timeout_s: float = Field(default=3.5, gt=0, le=4.5)
+    """Time for the worker to end its step at a stop; then it is killed."""
+
+    @model_validator(mode="after")
+    def _check_island(self) -> Self:
+        if self.width % self.num_heads:
+            raise ValueError(f"width {self.width} must be a multiple of num_heads {self.num_heads}")
+        if self.controller is None and (self.slot is None or self.synchronizer is None):
+            raise ValueError("controller is not set: give its URL, or give both slot and synchronizer")
+        if self.slot is not None and self.slot >= self.data_shards:
+            raise ValueError(f"slot {self.slot} has no shard of the data: data_shards is {self.data_shards}")
+        if self.restart_backoff_max_s < self.restart_backoff_s:
+            raise ValueError("restart_backoff_max_s must not be below restart_backoff_s")
+        return self
+
+    @property
+    def identity(self) -> str:
+        return self.agent_id or self.node

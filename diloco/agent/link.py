@@ -1,0 +1,214 @@
+"""The agent's line to the controller: registration, heartbeats, directives.
+
+The controller may be away at any time and for any length; training never waits for it once there is a slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from controller.schema import AgentLease, AgentRegistration, Directive, Directives, Heartbeat, HeartbeatReply
+from diloco.agent.metrics import IslandMetrics
+from diloco.agent.rules import backoff_s, counts
+from diloco.agent.state import AgentState
+from service.client import explain_response
+from service.errors import ConfigError, ConflictError, UnavailableError
+from service.tasks import wait_for_exit
+
+logger = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
+
+RETRY_FIRST_S = 0.25
+RETRY_LONGEST_S = 5.0
+DIRECTIVE_WAIT_S = 20.0
+FAREWELL_S = 1.0
+
+
+class ControllerLink:
+    """Keeps the lease of one agent."""
+
+    def __init__(
+        self,
+        state: AgentState,
+        http: httpx.AsyncClient,
+        metrics: IslandMetrics,
+        *,
+        on_directive: Callable[[Directive], None],
+        on_pause: Callable[[bool], None],
+    ) -> None:
+        self._state = state
+        self._http = http
+        self._metrics = metrics
+        self._on_directive = on_directive
+        self._on_pause = on_pause
+        self._registered = asyncio.Event()
+        self._directive_seq = 0
+        self._agent = f"/v1/agents/{state.settings.identity}"
+
+    async def keep_lease(self, exit_event: asyncio.Event) -> None:
+        """Register, then send heartbeats; register again whenever the controller does not know this lease."""
+        failures = 0
+        while not exit_event.is_set():
+            lease = self._state.lease
+            try:
+                if lease is None or lease.slot is None:
+                    await self._register()
+                else:
+                    await self._beat(lease)
+            except (ConflictError, UnavailableError, ConfigError) as exc:
+                failures += 1
+                self._note_failure(exc, failures)
+                if isinstance(exc, ConflictError) and lease is not None:
+                    self._state.lease = None
+                    self._registered.clear()
+                pause_s = backoff_s(failures, first_s=RETRY_FIRST_S, longest_s=RETRY_LONGEST_S)
+            else:
+                if failures:
+                    logger.info("controller is back failures=%d", failures)
+                failures = 0
+                assert self._state.lease is not None
+                pause_s = self._state.lease.heartbeat_interval_s
+            await self._pause(pause_s, exit_event)
+
+    async def follow_directives(self, exit_event: asyncio.Event) -> None:
+        """Long-poll for directives and pass on those of this lease, each once."""
+        while not exit_event.is_set():
+            await _unless(exit_event, self._registered.wait())
+            lease = self._state.lease
+            if lease is None or exit_event.is_set():
+                continue
+            try:
+                page = await _unless(exit_event, self._poll())
+            except (ConflictError, UnavailableError, ConfigError) as exc:
+                # Registration and its log are the heartbeat's business.
+                logger.debug("no directives error=%s", exc)
+                await wait_for_exit(exit_event, RETRY_FIRST_S * 2)
+                continue
+            for directive in page.directives if page is not None else ():
+                self._take(directive, lease)
+
+    async def leave(self) -> None:
+        """Last progress and reports, then the end of the registration; a controller that is away is not waited for."""
+        lease = self._state.lease
+        if lease is None:
+            return
+        with contextlib.suppress(ConflictError, UnavailableError, ConfigError):
+            async with asyncio.timeout(FAREWELL_S):
+                await self._beat(lease)
+        with contextlib.suppress(httpx.HTTPError):
+            await self._http.delete(self._agent, params={"instance": self._state.instance}, timeout=FAREWELL_S)
+
+    async def _register(self) -> None:
+        state, settings = self._state, self._state.settings
+        held = state.assignment.slot if state.assignment else settings.slot
+        registration = AgentRegistration(
+            agent_id=settings.identity,
+            instance=state.instance,
+            node=settings.node,
+            server_id=settings.server_id,
+            slot=held,
+            num_parameters=state.num_parameters,
+        )
+        lease = await self._ask(AgentLease, "POST", "/v1/agents", json=registration.model_dump(mode="json"))
+        is_news = state.limits_lease is None or (lease.slot, lease.epoch) != (
+            state.limits_lease.slot,
+            state.limits_lease.epoch,
+        )
+        if is_news:
+            logger.info("registered slot=%s epoch=%d run_id=%s", lease.slot, lease.epoch, lease.run_id)
+        self._directive_seq = lease.directive_seq
+        state.take_lease(lease)
+        self._on_pause(lease.paused)
+        self._registered.set()
+
+    async def _beat(self, lease: AgentLease) -> None:
+        state = self._state
+        sent = list(state.reports)
+        heartbeat = Heartbeat(
+            instance=state.instance, epoch=lease.epoch, t_s=time.time(), progress=state.progress, syncs=sent
+        )
+        reply = await self._ask(
+            HeartbeatReply, "POST", f"{self._agent}/heartbeat", json=heartbeat.model_dump(mode="json")
+        )
+        for _ in range(min(reply.syncs_acknowledged, len(sent), len(state.reports))):
+            state.reports.popleft()
+        if reply.epoch != lease.epoch:
+            raise ConflictError(f"epoch is {reply.epoch} now, the lease is of {lease.epoch}", field="epoch")
+        if reply.autonomous_sync != lease.autonomous_sync and state.lease is lease:
+            state.lease = state.limits_lease = lease.model_copy(update={"autonomous_sync": reply.autonomous_sync})
+        if reply.paused != state.paused:
+            self._on_pause(reply.paused)
+
+    async def _poll(self) -> Directives:
+        params = {"after": self._directive_seq, "wait_s": DIRECTIVE_WAIT_S, "instance": self._state.instance}
+        return await self._ask(
+            Directives, "GET", f"{self._agent}/directives", params=params, extra_wait_s=DIRECTIVE_WAIT_S
+        )
+
+    def _take(self, directive: Directive, lease: AgentLease) -> None:
+        if not counts(directive, epoch=lease.epoch, last_seq=self._directive_seq):
+            logger.info("directive ignored seq=%d epoch=%d kind=%s", directive.seq, directive.epoch, directive.kind)
+            return
+        self._directive_seq = directive.seq
+        self._on_directive(directive)
+
+    async def _ask(self, model: type[M], method: str, path: str, *, extra_wait_s: float = 0.0, **arguments: Any) -> M:
+        timeout_s = self._state.settings.request_timeout_s + extra_wait_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                response = await self._http.request(method, path, timeout=timeout_s, **arguments)
+        except (httpx.HTTPError, TimeoutError) as exc:
+            self._state.controller_reachable = False
+            raise UnavailableError(f"{type(exc).__name__}: {exc}", field="controller") from exc
+        self._raise_refusal(response)
+        self._state.heard_controller()
+        try:
+            return model.model_validate_json(response.content)
+        except ValidationError as exc:
+            raise UnavailableError(f"answer of {path} is no {model.__name__}", field="controller") from exc
+
+    def _raise_refusal(self, response: httpx.Response) -> None:
+        if not response.is_error:
+            return
+        message = explain_response(response)
+        if response.status_code in {httpx.codes.CONFLICT, httpx.codes.NOT_FOUND, httpx.codes.GONE}:
+            self._state.heard_controller()
+            raise ConflictError(message, field="lease")
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            raise ConfigError(message, field="token", remedy="give this agent the controller's token")
+        raise UnavailableError(message, field="controller")
+
+    def _note_failure(self, exc: Exception, failures: int) -> None:
+        self._metrics.heartbeat_failures.inc()
+        # The first says it, every 20th (about 100 s) reminds.
+        level = logging.WARNING if failures % 20 == 1 else logging.DEBUG
+        logger.log(level, "controller refuses or is away, trying on failures=%d error=%s", failures, exc)
+
+    async def _pause(self, pause_s: float, exit_event: asyncio.Event) -> None:
+        """Until the next heartbeat is due, or there is something to say at once."""
+        self._state.changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await _unless(exit_event, self._state.changed.wait())
+
+
+async def _unless(exit_event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of ``work``; None when ``exit_event`` comes first."""
+    task = asyncio.create_task(work)
+    exiting = asyncio.create_task(exit_event.wait())
+    try:
+        await asyncio.wait({task, exiting}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for pending in (task, exiting):
+            pending.cancel()

@@ -1,0 +1,26 @@
+"""Entry point of ``wadiloco island``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from diloco.agent.app import build
+from diloco.agent.config import IslandSettings
+from service.log import configure_logging
+from service.server import serve
+from service.settings import load_settings
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train until a signal; returns 0 after a clean stop.
+
+    Raises:
+        WadilocoError: the settings cannot work, or no worker could be started.
+    """
+    settings = load_settings(IslandSettings, argv)
+    configure_logging(settings.log_level)
+    app, agent = build(settings)
+    serve(app, settings)
+    if agent.state.fatal is not None:
+        raise agent.state.fatal
+    return 0

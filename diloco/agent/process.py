@@ -1,0 +1,79 @@
+"""One rank worker as a child process: commands in, events out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from diloco.protocol import EVENTS, Command, Event, WorkerConfig
+
+logger = logging.getLogger(__name__)
+
+MAX_LINE_BYTES = 1 << 20
+KILL_WAIT_S = 2.0
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """A running worker. Use `start`."""
+
+    process: asyncio.subprocess.Process
+
+    @classmethod
+    async def start(cls, config: WorkerConfig) -> WorkerProcess:
+        """Start a worker; it reads its configuration from the pipe, so that the token is in no process list."""
+        environment = os.environ | {
+            "OMP_NUM_THREADS": str(config.threads),
+            # Otherwise OpenMP threads spin on the core of the engine while the trainer is descheduled.
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "PYTHONUNBUFFERED": "1",
+        }
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "diloco.worker",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=MAX_LINE_BYTES,
+            env=environment,
+            # Ctrl-C in a terminal goes to the agent alone, which stops the worker in order.
+            start_new_session=True,
+        )
+        worker = cls(process)
+        worker._write(config.model_dump_json())
+        return worker
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def send(self, command: Command) -> None:
+        self._write(command.model_dump_json())
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """What the worker says, until its end of the pipe is closed."""
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            try:
+                yield EVENTS.validate_json(line)
+            except ValidationError as exc:
+                logger.warning("dropped a line that is no event pid=%d error=%s", self.pid, exc.errors()[0]["msg"])
+
+    async def kill(self) -> int:
+        """End it now, if it has not ended; returns its exit code."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+        return await asyncio.wait_for(self.process.wait(), KILL_WAIT_S)
+
+    def _write(self, line: str) -> None:
+        assert self.process.stdin is not None
+        if not self.process.stdin.is_closing():
+            self.process.stdin.write(line.encode() + b"\n")

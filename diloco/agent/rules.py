@@ -1,0 +1,76 @@
+"""The agent's decisions, without clock or IO: when to restart, which directives count, when to sync untold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from controller.schema import AgentLease, Directive, DirectiveKind
+from diloco.protocol import Command, PauseCommand, ResumeCommand, StopCommand, SyncCommand
+from diloco.schema import Phase, Progress
+
+MAX_H_WITHOUT_LEASE = 512
+"""H of an island that no controller has told its limits; the published setting."""
+LEASE_TIMEOUT_WITHOUT_LEASE_S = 10.0
+SYNC_DEADLINE_S = 120.0
+"""For a sync directive that names no deadline."""
+SETTLED_AFTER_S = 60.0
+"""A worker that lived so long was healthy: its death starts a new count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What an island needs to know to sync by itself."""
+
+    max_h: int
+    lease_timeout_s: float
+    allowed: bool
+
+
+def limits_of(lease: AgentLease | None) -> Limits:
+    if lease is None:
+        return Limits(max_h=MAX_H_WITHOUT_LEASE, lease_timeout_s=LEASE_TIMEOUT_WITHOUT_LEASE_S, allowed=True)
+    return Limits(max_h=lease.max_h, lease_timeout_s=lease.lease_timeout_s, allowed=lease.autonomous_sync)
+
+
+def autonomous_sync_due(limits: Limits, *, progress: Progress, controller_silent_s: float, in_flight: bool) -> bool:
+    """Whether to sync untold: no controller for as long as a lease lasts, and H at its maximum."""
+    return (
+        limits.allowed
+        and not in_flight
+        and progress.phase is Phase.INNER
+        and controller_silent_s > limits.lease_timeout_s
+        and progress.inner_steps_since_sync >= limits.max_h
+    )
+
+
+def counts(directive: Directive, *, epoch: int, last_seq: int) -> bool:
+    """Whether a directive is for this epoch and new."""
+    return directive.epoch == epoch and directive.seq > last_seq
+
+
+def command_of(directive: Directive, *, now_s: float) -> Command:
+    """What the worker has to do for a directive."""
+    match directive.kind:
+        case DirectiveKind.SYNC:
+            return SyncCommand(
+                round=directive.round,
+                epoch=directive.epoch,
+                not_before_s=directive.not_before_s,
+                deadline_s=directive.deadline_s if directive.deadline_s is not None else now_s + SYNC_DEADLINE_S,
+            )
+        case DirectiveKind.PAUSE:
+            return PauseCommand()
+        case DirectiveKind.RESUME:
+            return ResumeCommand()
+        case DirectiveKind.STOP:
+            return StopCommand()
+
+
+def backoff_s(attempt: int, *, first_s: float, longest_s: float) -> float:
+    """Pause before the ``attempt``-th repetition, counted from 1: doubles up to ``longest_s``."""
+    return min(longest_s, first_s * 2.0 ** min(attempt - 1, 62))
+
+
+def deaths_in_a_row(before: int, *, lived_s: float) -> int:
+    """Deaths in quick succession, after a worker died that had lived for ``lived_s``."""
+    return 1 if lived_s >= SETTLED_AFTER_S else before + 1

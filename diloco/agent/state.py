@@ -1,0 +1,112 @@
+"""What the agent knows: its lease, the worker's progress, and reports that the controller has not confirmed."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from controller.schema import AgentLease
+from diloco.agent.config import IslandSettings
+from diloco.protocol import SyncCommand
+from diloco.schema import AgentStatus, Phase, Progress, SyncReport
+from service.errors import WadilocoError
+
+MAX_UNACKNOWLEDGED = 1000
+"""As many as one heartbeat may carry; of a longer silence the oldest reports are lost."""
+
+
+def no_progress() -> Progress:
+    return Progress(step=0, inner_steps_since_sync=0, tokens=0, tokens_since_sync=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """What a worker is started for; another one needs another worker."""
+
+    slot: int
+    synchronizer_url: str
+
+
+@dataclass(slots=True)
+class AgentState:
+    """Written by the agent's tasks, all on one event loop."""
+
+    settings: IslandSettings
+    instance: str = field(default_factory=lambda: secrets.token_hex(16))
+    lease: AgentLease | None = None
+    limits_lease: AgentLease | None = None
+    """The newest lease that there was, also when it has lapsed: its limits go on to hold."""
+    controller_seen_s: float = field(default_factory=time.monotonic)
+    """Monotonic time of the controller's last answer (at first: of the start)."""
+    controller_reachable: bool = False
+    progress: Progress = field(default_factory=no_progress)
+    reports: deque[SyncReport] = field(default_factory=lambda: deque(maxlen=MAX_UNACKNOWLEDGED))
+    num_parameters: int | None = None
+    worker_pid: int | None = None
+    worker_ready: bool = False
+    restarts: int = 0
+    paused: bool = False
+    sync_in_flight: SyncCommand | None = None
+    fatal: WadilocoError | None = None
+    """Why the agent gave up."""
+    assignment: Assignment | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when there is something to tell the controller at once, or a new assignment."""
+    assigned: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def take_lease(self, lease: AgentLease) -> None:
+        """Work under this lease. A slot that it does not give is no longer ours."""
+        self.lease = self.limits_lease = lease
+        self.paused = lease.paused
+        self.assign(lease.slot, self.settings.synchronizer or lease.synchronizer_url)
+
+    def assign(self, slot: int | None, synchronizer_url: str | None) -> None:
+        wanted = (
+            Assignment(slot=slot, synchronizer_url=synchronizer_url)
+            if slot is not None and synchronizer_url is not None
+            else None
+        )
+        if wanted != self.assignment:
+            self.assignment = wanted
+            self.assigned.set()
+
+    def heard_controller(self) -> None:
+        self.controller_seen_s = time.monotonic()
+        self.controller_reachable = True
+
+    def take_progress(self, progress: Progress) -> None:
+        self.progress = progress.model_copy(update={"restarts": self.restarts})
+
+    def worker_ended(self) -> None:
+        self.worker_pid, self.worker_ready, self.sync_in_flight = None, False, None
+
+    def drop_unsynced(self) -> None:
+        """The next worker of this slot goes on from the global parameters: steps since the last sync are lost."""
+        lost = {"phase": Phase.STARTING, "inner_steps_since_sync": 0, "tokens_since_sync": 0, "update_norm": None}
+        self.progress = self.progress.model_copy(update={**lost, "restarts": self.restarts})
+
+    def readiness(self) -> str | None:
+        if self.assignment is None:
+            return "no slot yet" if self.lease is not None else "not registered with a controller yet"
+        return None if self.worker_ready else "the worker has not joined the run yet"
+
+    def status(self) -> AgentStatus:
+        lease = self.lease
+        return AgentStatus(
+            agent_id=self.settings.identity,
+            instance=self.instance,
+            node=self.settings.node,
+            slot=self.assignment.slot if self.assignment else None,
+            epoch=lease.epoch if lease else None,
+            run_id=lease.run_id if lease else None,
+            controller_reachable=self.controller_reachable if self.settings.controller else None,
+            synchronizer_url=self.assignment.synchronizer_url if self.assignment else None,
+            worker_pid=self.worker_pid,
+            worker_ready=self.worker_ready,
+            num_parameters=self.num_parameters,
+            restarts=self.restarts,
+            unacknowledged_syncs=len(self.reports),
+        )

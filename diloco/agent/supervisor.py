@@ -1,0 +1,224 @@
+"""Keeps the rank worker of the assigned slot running: starts it, sees its death at once, restarts it where it was."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from enum import StrEnum
+
+from diloco.agent.config import IslandSettings
+from diloco.agent.metrics import IslandMetrics
+from diloco.agent.process import WorkerProcess
+from diloco.agent.rules import backoff_s, deaths_in_a_row
+from diloco.agent.state import AgentState, Assignment, no_progress
+from diloco.protocol import (
+    Command,
+    Event,
+    FailedEvent,
+    PauseCommand,
+    ProgressEvent,
+    ReadyEvent,
+    ResumeCommand,
+    StopCommand,
+    SyncCommand,
+    SyncedEvent,
+    WorkerConfig,
+)
+from diloco.schema import SyncReport
+from service.errors import ConfigError, ConflictError, InputError, UnavailableError, WadilocoError
+from service.tasks import wait_for_exit
+
+logger = logging.getLogger(__name__)
+
+HOPELESS: dict[int, type[WadilocoError]] = {kind.exit_code: kind for kind in (InputError, ConfigError, ConflictError)}
+"""Exit codes of a worker that another attempt would not help."""
+
+
+class Ended(StrEnum):
+    """Why a worker is gone."""
+
+    STOPPED = "stopped"
+    REASSIGNED = "reassigned"
+    DIED = "died"
+
+
+class Supervisor:
+    """Runs one worker at a time for whatever the state assigns."""
+
+    def __init__(self, settings: IslandSettings, state: AgentState, metrics: IslandMetrics) -> None:
+        self._settings = settings
+        self._state = state
+        self._metrics = metrics
+        self._worker: WorkerProcess | None = None
+        self._failure: FailedEvent | None = None
+        self._ever_ready = False
+
+    def send(self, command: Command) -> bool:
+        """Pass a command on; says whether there is a worker that joined the run and can take it."""
+        if self._worker is None or not self._state.worker_ready:
+            return False
+        if isinstance(command, SyncCommand):
+            self._state.sync_in_flight = command
+        self._worker.send(command)
+        return True
+
+    def apply_pause(self, paused: bool) -> None:
+        """Hold or continue the inner steps."""
+        self._state.paused = paused
+        self.send(PauseCommand() if paused else ResumeCommand())
+
+    async def run(self, exit_event: asyncio.Event) -> None:
+        """Supervise until ``exit_event``; if no worker can be started, note why in the state and end the process."""
+        start_failures = deaths = 0
+        while not exit_event.is_set():
+            assignment = await self._next_assignment(exit_event)
+            if assignment is None:
+                return
+            started_s = time.monotonic()
+            ended = await self._run_one(assignment, exit_event)
+            if ended is Ended.REASSIGNED and self._state.assignment != assignment:
+                self._state.progress = no_progress()
+            if ended is not Ended.DIED:
+                continue
+            self._state.restarts += 1
+            self._state.drop_unsynced()
+            start_failures = 0 if self._ever_ready else start_failures + 1
+            fatal = self._give_up(start_failures)
+            if fatal is not None:
+                self._state.fatal = fatal
+                # The signal ends the server loop; the entry point then raises the reason.
+                signal.raise_signal(signal.SIGTERM)
+                return
+            deaths = deaths_in_a_row(deaths, lived_s=time.monotonic() - started_s)
+            self._metrics.restarts.inc()
+            pause_s = backoff_s(
+                deaths, first_s=self._settings.restart_backoff_s, longest_s=self._settings.restart_backoff_max_s
+            )
+            logger.warning("restarting the worker step=%d pause_s=%.1f", self._state.progress.step, pause_s)
+            await wait_for_exit(exit_event, pause_s)
+
+    async def _next_assignment(self, exit_event: asyncio.Event) -> Assignment | None:
+        while not exit_event.is_set():
+            self._state.assigned.clear()
+            if self._state.assignment is not None:
+                return self._state.assignment
+            await _first_of(exit_event, self._state.assigned)
+        return None
+
+    async def _run_one(self, assignment: Assignment, exit_event: asyncio.Event) -> Ended:
+        """The life of one worker, from start to the last event that it wrote."""
+        self._failure, self._ever_ready = None, False
+        worker = self._worker = await WorkerProcess.start(self._worker_config(assignment))
+        self._state.worker_pid = worker.pid
+        logger.info("worker started pid=%d slot=%d step=%d", worker.pid, assignment.slot, self._state.progress.step)
+        reading = asyncio.create_task(self._read(worker))
+        stopping = asyncio.create_task(_first_of(exit_event, self._state.assigned))
+        try:
+            await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            ended = Ended.DIED if reading.done() else Ended.STOPPED if exit_event.is_set() else Ended.REASSIGNED
+            if not reading.done():
+                worker.send(StopCommand())
+                await asyncio.wait({reading}, timeout=self._settings.stop_timeout_s)
+                if not reading.done():
+                    logger.warning("worker did not stop in time, killing it pid=%d", worker.pid)
+        finally:
+            for task in (stopping, reading):
+                task.cancel()
+            code = await worker.kill()
+            self._worker = None
+            self._state.worker_ended()
+        logger.log(
+            logging.WARNING if ended is Ended.DIED else logging.INFO,
+            "worker ended pid=%d code=%d why=%s message=%s",
+            worker.pid,
+            code,
+            ended,
+            self._failure.message if self._failure else "",
+        )
+        return ended
+
+    async def _read(self, worker: WorkerProcess) -> None:
+        async with contextlib.aclosing(worker.events()) as events:
+            async for event in events:
+                self._take(event)
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case ReadyEvent():
+                self._ever_ready = self._state.worker_ready = True
+                self._state.num_parameters = event.num_parameters
+                if self._state.paused:
+                    self.send(PauseCommand())
+            case ProgressEvent():
+                before = self._state.progress
+                self._state.take_progress(event.progress)
+                self._metrics.take_steps(event.step_times_s, tokens=event.progress.tokens - before.tokens)
+            case SyncedEvent():
+                self._state.sync_in_flight = None
+                self._state.reports.append(event.report)
+                self._metrics.take_sync(event.report)
+                self._state.changed.set()
+                _log_outer_step(event.report, loss=self._state.progress.loss)
+            case FailedEvent():
+                self._failure = event
+
+    def _give_up(self, start_failures: int) -> WadilocoError | None:
+        """The reason not to start another worker."""
+        failure = self._failure
+        if failure is not None and failure.exit_code in HOPELESS:
+            return HOPELESS[failure.exit_code](failure.message)
+        if start_failures >= self._settings.start_attempts:
+            why = failure.message if failure else "see its log above"
+            return UnavailableError(f"the worker failed {start_failures} times at its start: {why}", field="worker")
+        return None
+
+    def _worker_config(self, assignment: Assignment) -> WorkerConfig:
+        settings, progress = self._settings, self._state.progress
+        chosen = {name: getattr(settings, name) for name in WorkerConfig.model_fields.keys() & settings_fields()}
+        chosen |= {
+            "slot": assignment.slot,
+            "synchronizer_url": assignment.synchronizer_url,
+            "timeout_s": settings.request_timeout_s,
+            "start_step": progress.step,
+            "start_tokens": progress.tokens,
+            "start_skipped": progress.skipped_steps,
+        }
+        return WorkerConfig.model_validate(chosen)
+
+
+def settings_fields() -> set[str]:
+    return set(IslandSettings.model_fields)
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    tasks = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _log_outer_step(report: SyncReport, *, loss: float | None) -> None:
+    pushed_s = report.pushed_s
+    logger.info(
+        "outer step round=%d outcome=%s inner_steps=%d tokens=%d loss=%s update_norm=%s push_s=%s total_s=%.3f "
+        "autonomous=%s%s",
+        report.round,
+        report.outcome,
+        report.inner_steps,
+        report.tokens,
+        _shown(loss),
+        _shown(report.update_norm),
+        _shown(pushed_s - report.started_s if pushed_s is not None else None),
+        report.finished_s - report.started_s,
+        report.autonomous,
+        f" detail={report.detail}" if report.detail else "",
+    )
+
+
+def _shown(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4f}"
