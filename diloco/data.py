@@ -85,7 +85,7 @@ class TokenStream:
                 f"slot {slot} has no shard among {num_shards}", field="data_shards", remedy="set more shards than slots"
             )
         windows = corpus.numel() // (length + 1)
-        self._windows = torch.arange(slot, windows, num_shards)
+        self._windows = torch.arange(windows)[slot::num_shards]
         self._batches_per_epoch = len(self._windows) // batch_size
         if self._batches_per_epoch == 0:
             raise InputError(

@@ -31,6 +31,15 @@ class Contribution:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """The state after an outer step that has not been committed. The next proposal overwrites the tensors."""
+
+    parameters: Tensor  # (parameters,) fp32
+    momentum: Tensor  # (parameters,) fp32
+    pseudo_gradient_norm: float
+
+
 class OuterOptimizer:
     """Global parameters and momentum, and a step that takes effect only when it is committed.
 
@@ -48,18 +57,16 @@ class OuterOptimizer:
         self._next_momentum = torch.empty_like(momentum)
 
     @torch.no_grad()
-    def propose(self, contributions: Mapping[int, Contribution]) -> tuple[Tensor, Tensor]:
-        """Parameters and momentum after an outer step on the contributions by slot; the state stays as it is.
-
-        The tensors are overwritten by the next call.
-        """
+    def propose(self, contributions: Mapping[int, Contribution]) -> Proposal:
+        """The outer step on the contributions by slot; the state stays as it is until `commit`."""
         parameters, momentum = self._next_parameters, self._next_momentum
-        mean = weighted_mean(contributions, out=parameters, scratch=momentum)
-        pseudo_gradient = torch.sub(self.parameters, mean, out=momentum)
-        mean.add_(pseudo_gradient, alpha=1.0 - self.lr)
-        pseudo_gradient.add_(self.momentum, alpha=self.mu)
-        mean.sub_(momentum, alpha=self.lr * self.mu)
-        return parameters, momentum
+        weighted_mean(contributions, out=parameters, scratch=momentum)
+        delta = torch.sub(self.parameters, parameters, out=momentum)
+        norm = float(torch.linalg.vector_norm(delta))
+        parameters.add_(delta, alpha=1.0 - self.lr)
+        momentum.add_(self.momentum, alpha=self.mu)
+        parameters.sub_(momentum, alpha=self.lr * self.mu)
+        return Proposal(parameters=parameters, momentum=momentum, pseudo_gradient_norm=norm)
 
     def commit(self) -> None:
         """Make the step that was proposed last the state."""

@@ -10,24 +10,27 @@ import json
 import struct
 from collections.abc import Iterable, Mapping
 from math import prod
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
 
 from diloco.schema import Manifest, TensorSpec
+from service.errors import InputError
 
 MANIFEST_KEY = "manifest"
+METADATA_KEY = "__metadata__"
 FP32_BYTES = 4
 LENGTH = struct.Struct("<Q")
 ALIGNMENT = 8
 """Data starts at a multiple of this, so that a memory map of it can be read as fp32."""
 
+Layout = Iterable[tuple[str, tuple[int, ...]]]
+"""Names and shapes of fp32 tensors in the order of their data."""
 
-def header_bytes(tensors: Iterable[tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
+
+def header_bytes(tensors: Layout, metadata: Mapping[str, str]) -> bytes:
     """Everything before the data of a file that holds these fp32 tensors, one after another."""
-    header: dict[str, object] = {"__metadata__": dict(metadata)}
-    offset = 0
-    for name, shape in tensors:
-        end = offset + FP32_BYTES * prod(shape)
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, end]}
-        offset = end
+    header = {METADATA_KEY: dict(metadata)} | _entries(tensors)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(LENGTH.size + len(text)) % ALIGNMENT)
     return LENGTH.pack(len(text)) + text
@@ -41,3 +44,57 @@ def layout(specs: Iterable[TensorSpec], *, prefix: str = "") -> list[tuple[str, 
 def offer_header(manifest: Manifest) -> bytes:
     """What precedes the flat parameters in an offer (``PUT /v1/fragments/{f}``)."""
     return header_bytes(layout(manifest.tensors), {MANIFEST_KEY: manifest.model_dump_json()})
+
+
+class Header(NamedTuple):
+    """A header that was read."""
+
+    data_offset: int
+    metadata: dict[str, str]
+    tensors: dict[str, Any]
+
+
+def parse_header(data: bytes) -> Header:
+    """The header at the beginning of a file, of which ``data`` holds at least that.
+
+    Raises:
+        InputError: the bytes are not a safetensors header, or it is longer than the data.
+    """
+    if len(data) < LENGTH.size:
+        raise InputError("too short for a safetensors file", field="body")
+    end = LENGTH.size + LENGTH.unpack_from(data)[0]
+    if end > len(data):
+        raise InputError(f"header does not fit into the first {len(data)} bytes", field="body")
+    try:
+        header = json.loads(data[LENGTH.size : end])
+        metadata = header.pop(METADATA_KEY)
+        texts = {str(key): str(value) for key, value in metadata.items()}
+    except (ValueError, KeyError, AttributeError, RecursionError) as exc:
+        raise InputError("is not a safetensors file with metadata", field="body") from exc
+    return Header(end, texts, header)
+
+
+def parse_offer(data: bytes) -> tuple[Manifest, int]:
+    """Manifest, and place of the data, of an offer that begins with ``data``.
+
+    Raises:
+        InputError: no manifest, or tensors that are not those of the manifest in wire order.
+    """
+    header = parse_header(data)
+    try:
+        manifest = Manifest.model_validate_json(header.metadata.get(MANIFEST_KEY, ""))
+    except ValidationError as exc:
+        raise InputError(f"metadata holds no manifest: {exc.errors()[0]['msg']}", field="manifest") from exc
+    if header.tensors != _entries(layout(manifest.tensors)):
+        raise InputError("tensors are not those of the manifest in wire order, as fp32", field="manifest")
+    return manifest, header.data_offset
+
+
+def _entries(tensors: Layout) -> dict[str, Any]:
+    entries: dict[str, Any] = {}
+    offset = 0
+    for name, shape in tensors:
+        end = offset + FP32_BYTES * prod(shape)
+        entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    return entries

@@ -73,14 +73,16 @@ class Supervisor:
     async def run(self, exit_event: asyncio.Event) -> None:
         """Supervise until ``exit_event``; if no worker can be started, note why in the state and end the process."""
         start_failures = deaths = 0
+        last_slot: int | None = None
         while not exit_event.is_set():
             assignment = await self._next_assignment(exit_event)
             if assignment is None:
                 return
+            if last_slot not in {None, assignment.slot}:
+                self._state.progress = no_progress()
+            last_slot = assignment.slot
             started_s = time.monotonic()
             ended = await self._run_one(assignment, exit_event)
-            if ended is Ended.REASSIGNED and self._state.assignment != assignment:
-                self._state.progress = no_progress()
             if ended is not Ended.DIED:
                 continue
             self._state.restarts += 1
