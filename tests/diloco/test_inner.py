@@ -42,7 +42,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted() -> None:
     inner.take_step(TOKENS)
     before = [p.clone() for p in module.parameters()]
     loss = inner.loss
-    module.norm.bias.register_hook(lambda grad: grad * float("nan"))
+    module.norm.bias.register_hook(lambda grad: grad * float("nan"))  # type: ignore[no-untyped-call]
     assert not inner.take_step(TOKENS)
     assert (inner.step, inner.skipped, inner.loss) == (2, 1, loss)
     assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+
+from diloco.agent.config import IslandSettings
+from service.errors import ConfigError
+from service.settings import load_settings
+
+ALONE = ["--slot", "0", "--synchronizer", "http://127.0.0.1:9600"]
+
+
+def test_a_controller_is_all_that_is_needed() -> None:
+    settings = load_settings(IslandSettings, ["--controller", "http://127.0.0.1:9500"])
+    assert settings.identity == settings.node
+    assert settings.port == 9700
+
+
+def test_slot_and_synchronizer_do_without_a_controller() -> None:
+    assert load_settings(IslandSettings, ALONE).slot == 0
+
+
+def test_lists_are_given_by_repetition() -> None:
+    settings = load_settings(IslandSettings, [*ALONE, "--data", "a.txt", "--data", "b", "--cores", "0", "--cores", "1"])
+    assert [str(path) for path in settings.data] == ["a.txt", "b"]
+    assert settings.cores == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "controller is not set"),
+        (["--slot", "0"], "controller is not set"),
+        (["--controller", "localhost:9500"], "controller"),
+        ([*ALONE, "--width", "30"], "width 30 must be a multiple"),
+        ([*ALONE, "--data-shards", "0"], "data_shards"),
+        (["--slot", "16", "--synchronizer", "http://x"], "slot 16 has no shard"),
+        ([*ALONE, "--lr", "nan"], "lr"),
+        ([*ALONE, "--sync-priority", "urgent"], "sync_priority"),
+        ([*ALONE, "--cores", "-1"], "cores"),
+        ([*ALONE, "--restart-backoff-s", "60", "--restart-backoff-max-s", "1"], "restart_backoff_max_s"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_by_name(arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_settings(IslandSettings, arguments)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+
+from controller.schema import AgentLease, Directive, DirectiveKind
+from diloco.agent.rules import (
+    MAX_H_WITHOUT_LEASE,
+    SYNC_DEADLINE_S,
+    autonomous_sync_due,
+    backoff_s,
+    command_of,
+    counts,
+    deaths_in_a_row,
+    limits_of,
+)
+from diloco.protocol import PauseCommand, ResumeCommand, StopCommand, SyncCommand
+from diloco.schema import Phase, Progress
+
+
+def lease(*, autonomous_sync: bool = True) -> AgentLease:
+    return AgentLease(
+        agent_id="a",
+        slot=0,
+        epoch=3,
+        run_id="r",
+        min_h=8,
+        max_h=32,
+        heartbeat_interval_s=1.0,
+        lease_timeout_s=5.0,
+        synchronizer_url=None,
+        directive_seq=0,
+        autonomous_sync=autonomous_sync,
+    )
+
+
+def progress(h: int, *, phase: Phase = Phase.INNER) -> Progress:
+    return Progress(step=h, inner_steps_since_sync=h, tokens=h, tokens_since_sync=h, phase=phase)
+
+
+def directive(kind: DirectiveKind, *, seq: int = 1, epoch: int = 3, deadline_s: float | None = None) -> Directive:
+    return Directive(seq=seq, kind=kind, epoch=epoch, t_s=0.0, round=2, deadline_s=deadline_s)
+
+
+@pytest.mark.parametrize(
+    ("h", "silent_s", "phase", "in_flight", "due"),
+    [
+        (32, 5.1, Phase.INNER, False, True),
+        (31, 5.1, Phase.INNER, False, False),
+        (32, 5.0, Phase.INNER, False, False),
+        (32, 5.1, Phase.SYNC, False, False),
+        (32, 5.1, Phase.PAUSED, False, False),
+        (32, 5.1, Phase.INNER, True, False),
+    ],
+)
+def test_islands_sync_untold_only_at_max_h_and_without_a_controller(
+    h: int, silent_s: float, phase: Phase, in_flight: bool, due: bool
+) -> None:
+    due_now = autonomous_sync_due(
+        limits_of(lease()), progress=progress(h, phase=phase), controller_silent_s=silent_s, in_flight=in_flight
+    )
+    assert due_now is due
+
+
+def test_a_lease_without_autonomous_sync_forbids_it() -> None:
+    limits = limits_of(lease(autonomous_sync=False))
+    assert not autonomous_sync_due(limits, progress=progress(1000), controller_silent_s=1e6, in_flight=False)
+
+
+def test_without_a_lease_the_published_limit_holds() -> None:
+    for h, due in ((MAX_H_WITHOUT_LEASE - 1, False), (MAX_H_WITHOUT_LEASE, True)):
+        assert (
+            autonomous_sync_due(limits_of(None), progress=progress(h), controller_silent_s=60, in_flight=False) is due
+        )
+
+
+@pytest.mark.parametrize(("seq", "epoch", "expected"), [(6, 3, True), (5, 3, False), (4, 3, False), (6, 2, False)])
+def test_directives_of_an_old_epoch_and_repeats_do_not_count(seq: int, epoch: int, expected: bool) -> None:
+    assert counts(directive(DirectiveKind.SYNC, seq=seq, epoch=epoch), epoch=3, last_seq=5) is expected
+
+
+def test_directives_become_commands() -> None:
+    sync = command_of(directive(DirectiveKind.SYNC, deadline_s=50.0), now_s=10.0)
+    assert sync == SyncCommand(round=2, epoch=3, deadline_s=50.0)
+    assert isinstance(command_of(directive(DirectiveKind.PAUSE), now_s=0.0), PauseCommand)
+    assert isinstance(command_of(directive(DirectiveKind.RESUME), now_s=0.0), ResumeCommand)
+    assert isinstance(command_of(directive(DirectiveKind.STOP), now_s=0.0), StopCommand)
+
+
+def test_a_sync_always_has_a_deadline() -> None:
+    command = command_of(directive(DirectiveKind.SYNC), now_s=10.0)
+    assert isinstance(command, SyncCommand)
+    assert command.deadline_s == 10.0 + SYNC_DEADLINE_S
+
+
+def test_pauses_double_up_to_the_longest() -> None:
+    assert [backoff_s(n, first_s=0.5, longest_s=3.0) for n in (1, 2, 3, 4, 10_000)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+
+
+def test_deaths_in_quick_succession_add_up_and_a_healthy_life_ends_the_count() -> None:
+    assert deaths_in_a_row(2, lived_s=1.0) == 3
+    assert deaths_in_a_row(2, lived_s=3600.0) == 1
