@@ -6,6 +6,7 @@ come from, and every error names the field in the three spellings that a user ma
 
 from __future__ import annotations
 
+import inspect
 import ipaddress
 import os
 import sys
@@ -176,7 +177,7 @@ def _bind_sources(model: type[S], arguments: list[str], config_file: Path | None
             command_line: CliSettingsSource[Any] = CliSettingsSource(settings_cls, cli_parse_args=arguments)
             return command_line, env_settings, TomlConfigSettingsSource(settings_cls)
 
-    Bound.__doc__ = model.__doc__
+    Bound.__doc__ = inspect.cleandoc(model.__doc__ or "")
     Bound.__name__ = Bound.__qualname__ = model.__name__
     return Bound
 

@@ -18,7 +18,7 @@ from tests.integration.helpers import WADILOCO, descendants_of, eventually, is_a
 pytestmark = [pytest.mark.integration, pytest.mark.vllm, pytest.mark.timeout(400)]
 
 POLICIES = ("no_sync", "random_deferral", "wa_diloco")
-SMALL_MODEL = ("--train-options", "batch_size=2", "--train-options", "seq_len=64")
+SMALL_MODEL = ("--train-options", "batch_size=2", "--train-options", "context=64")
 
 
 def command(url: str, out: Path, *options: str) -> list[str]:

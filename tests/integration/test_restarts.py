@@ -20,7 +20,7 @@ from tests.integration.helpers import descendants_of, eventually, is_alive
 
 pytestmark = [pytest.mark.integration, pytest.mark.vllm, pytest.mark.timeout(240)]
 
-TRAIN_OPTIONS = (("batch_size", "2"), ("seq_len", "64"), ("d_model", "64"), ("num_layers", "2"), ("num_heads", "2"))
+TRAIN_OPTIONS = (("batch_size", "2"), ("context", "64"), ("width", "64"), ("num_layers", "2"), ("num_heads", "2"))
 
 
 @dataclass
