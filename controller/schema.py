@@ -18,7 +18,7 @@ from sidecar.schema import LoadSample, Name
 class SampleBatch(Wire):
     """``POST /v1/samples``. Samples are judged one by one: a bad one is refused with a reason, the others count."""
 
-    samples: list[dict[str, Any]] = Field(max_length=20_000)
+    samples: list[Any] = Field(max_length=20_000)
     """`sidecar.schema.LoadSample` objects."""
 
 
@@ -185,6 +185,9 @@ class RoundRecord(Wire):
     finished_s: float | None
     slots_applied: tuple[int, ...]
     slots_failed: tuple[int, ...]
+    """Slots whose sync failed, and directed ones that never reported."""
+    slots_late: tuple[int, ...] = ()
+    """Slots that adopted the result although their contribution came too late for it."""
     bytes_total: int
     closed: bool
 
@@ -193,6 +196,7 @@ class ServerStatus(Wire):
     server_id: str
     node: str
     sample: LoadSample
+    """The newest one."""
     age_s: float
     known: bool
     """False when the sample is too old or says nothing: load unknown, counted as full."""
@@ -230,8 +234,14 @@ class PolicySpec(Wire):
     params: dict[str, float | int] = Field(default_factory=dict)
 
 
+class RoundPage(Wire):
+    """``GET /v1/rounds``: the newest rounds, oldest first."""
+
+    rounds: list[RoundRecord]
+
+
 class BudgetSpec(Wire):
-    """``PUT /v1/budget``: how many outer syncs may be spent until the horizon ends.
+    """``PUT /v1/budget``: how many outer syncs may be spent until the horizon ends; after it none is.
 
     With ``outer_syncs`` None the number is unlimited and only ``min_gap_s`` holds.
     """

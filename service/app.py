@@ -115,7 +115,13 @@ async def _answer_http(_: Request, exc: Exception) -> Response:
 
 
 def _error_response(status: int, kind: str, message: str, field: str | None, remedy: str | None) -> Response:
-    return JSONResponse({"error": kind, "message": message, "field": field, "remedy": remedy}, status_code=status)
+    body = {"error": kind, "message": _printable(message), "field": field and _printable(field), "remedy": remedy}
+    return JSONResponse(body, status_code=status)
+
+
+def _printable(text: str) -> str:
+    """Errors quote what was sent, which may be half of a surrogate pair."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 class BearerToken:

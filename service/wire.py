@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
 
 
 class Wire(BaseModel):
     """A message between processes. Unknown fields are ignored so that a fleet can be upgraded one process at a time."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @model_validator(mode="after")
+    def _check_text(self) -> Self:
+        """JSON can spell half of a surrogate pair; such a string could be neither stored nor answered."""
+        for name, value in self.__dict__.items():
+            if isinstance(value, str) and not value.isascii():
+                try:
+                    value.encode()
+                except UnicodeEncodeError as exc:
+                    raise ValueError(f"{name} is not valid Unicode text") from exc
+        return self

@@ -1,0 +1,68 @@
+"""The sync budget: how many outer syncs may be spent until a horizon ends, and how far apart.
+
+A period starts when it is set. After its horizon nothing is spent any more until a new one is set. A sync counts once
+its round closed with at least one contribution applied; a round that failed altogether costs nothing.
+"""
+
+from __future__ import annotations
+
+from controller.policy.base import BudgetView
+from controller.schema import BudgetSpec, BudgetStatus
+from service.errors import InputError
+
+
+def check_budget(spec: BudgetSpec) -> None:
+    """Refuse a budget that contradicts itself.
+
+    Raises:
+        InputError: naming the field and the remedy.
+    """
+    if spec.horizon_s is None:
+        return
+    if spec.outer_syncs is None:
+        raise InputError(
+            "a horizon limits nothing without a number of syncs",
+            field="budget_syncs",
+            remedy="set the number of syncs too, or drop the horizon",
+        )
+    least_s = (spec.outer_syncs - 1) * spec.min_gap_s
+    if least_s >= spec.horizon_s:
+        raise InputError(
+            f"{spec.outer_syncs} syncs at least {spec.min_gap_s:g} s apart take {least_s:g} s,"
+            f" but the horizon is {spec.horizon_s:g} s",
+            field="budget_horizon_s",
+            remedy="lengthen the horizon, shorten min_gap_s, or lower the number of syncs",
+        )
+
+
+def new_period(spec: BudgetSpec, *, now_s: float, last_sync_s: float | None = None) -> BudgetStatus:
+    """A fresh period; the gap to the last sync still holds."""
+    return BudgetStatus(spec=spec, started_s=now_s, spent=0, remaining=spec.outer_syncs, last_sync_s=last_sync_s)
+
+
+def with_sync_started(budget: BudgetStatus, started_s: float) -> BudgetStatus:
+    last_s = started_s if budget.last_sync_s is None else max(started_s, budget.last_sync_s)
+    return budget.model_copy(update={"last_sync_s": last_s})
+
+
+def with_sync_spent(budget: BudgetStatus) -> BudgetStatus:
+    spent = budget.spent + 1
+    total = budget.spec.outer_syncs
+    return budget.model_copy(update={"spent": spent, "remaining": None if total is None else max(0, total - spent)})
+
+
+def is_over(budget: BudgetStatus, now_s: float) -> bool:
+    """Whether nothing may be spent any more."""
+    horizon_s = budget.spec.horizon_s
+    return budget.remaining == 0 or (horizon_s is not None and now_s >= budget.started_s + horizon_s)
+
+
+def view_budget(budget: BudgetStatus) -> BudgetView:
+    return BudgetView(
+        outer_syncs=budget.spec.outer_syncs,
+        horizon_s=budget.spec.horizon_s,
+        min_gap_s=budget.spec.min_gap_s,
+        started_s=budget.started_s,
+        spent=budget.spent,
+        last_sync_s=budget.last_sync_s,
+    )

@@ -1,0 +1,97 @@
+"""Settings of the controller."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from controller.budget import check_budget
+from controller.policy import PolicyContext, make_policy
+from controller.schema import BudgetSpec, PolicySpec
+from service.errors import InputError
+from service.settings import ServiceSettings
+
+# Ten heartbeats per lease: one lost packet or one busy second says nothing, ten in a row do.
+HEARTBEATS_PER_LEASE = 10
+# Silence after which a new process may take over the same agent id without waiting for the lease to end.
+HEARTBEATS_UNTIL_TAKEOVER = 3
+
+
+class ControllerSettings(ServiceSettings):
+    """Decide when the islands of one fleet sync."""
+
+    service: ClassVar[str] = "controller"
+
+    port: int = Field(default=9500, ge=0, le=65535)
+    """TCP port to listen on; 0 takes a free one and logs it."""
+    journal: Path = Path("wadiloco-controller.sqlite")
+    """SQLite file with everything that must survive a restart; made when missing."""
+    run_id: str | None = Field(default=None, min_length=1, max_length=64)
+    """Name of the training run; by default made once and kept in the journal."""
+    num_slots: int = Field(default=2, ge=1, le=4096)
+    """Places for islands; further agents wait as spares."""
+    policy: str = "wa_diloco"
+    """no_sync, fixed_h, pressure_gate, random_deferral or wa_diloco."""
+    policy_params: dict[str, float | int] = Field(default_factory=dict)
+    """Parameters of the policy, for example h=256."""
+    min_h: int = Field(default=128, ge=1)
+    """Inner steps before which no policy syncs."""
+    max_h: int = Field(default=512, ge=1)
+    """Inner steps at which every policy but no_sync syncs."""
+    budget_syncs: int | None = Field(default=None, ge=0)
+    """Outer syncs that may be spent; unlimited by default."""
+    budget_horizon_s: float | None = Field(default=None, gt=0)
+    """Seconds from the start of the budget within which all of its syncs are spent, and after which none is."""
+    min_gap_s: float = Field(default=0.0, ge=0)
+    """Least seconds between the starts of two syncs."""
+    tick_s: float = Field(default=0.5, ge=0.02, le=10)
+    """Seconds between decisions."""
+    lease_timeout_s: float = Field(default=10.0, ge=0.5, le=600)
+    """Silence after which an agent has lost its lease; heartbeats come ten times as often."""
+    sync_timeout_s: float = Field(default=60.0, gt=0, le=3600)
+    """Seconds after which islands give up on a round that was directed."""
+    stale_after_s: float = Field(default=5.0, gt=0, le=300)
+    """Age from which a sample says nothing: the server's load is unknown."""
+    retention_s: float = Field(default=7 * 86400.0, ge=60)
+    """Age from which samples and decisions are dropped from the journal."""
+    synchronizer_url: str | None = None
+    """Where islands find the synchronizer; told to them when they register."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of random_deferral."""
+
+    @property
+    def heartbeat_interval_s(self) -> float:
+        return self.lease_timeout_s / HEARTBEATS_PER_LEASE
+
+    @property
+    def takeover_after_s(self) -> float:
+        return self.heartbeat_interval_s * HEARTBEATS_UNTIL_TAKEOVER
+
+    @property
+    def policy_spec(self) -> PolicySpec:
+        return PolicySpec(name=self.policy, params=self.policy_params)
+
+    @property
+    def policy_context(self) -> PolicyContext:
+        return PolicyContext(min_h=self.min_h, max_h=self.max_h, seed=self.seed)
+
+    @property
+    def budget_spec(self) -> BudgetSpec:
+        return BudgetSpec(outer_syncs=self.budget_syncs, horizon_s=self.budget_horizon_s, min_gap_s=self.min_gap_s)
+
+    @model_validator(mode="after")
+    def _check_agreement(self) -> Self:
+        if self.min_h > self.max_h:
+            raise ValueError(f"min_h {self.min_h} is over max_h {self.max_h}: lower min_h or raise max_h")
+        if self.stale_after_s <= self.tick_s:
+            raise ValueError(f"stale_after_s {self.stale_after_s:g} is not over tick_s {self.tick_s:g}: raise it")
+        if self.tick_s > self.lease_timeout_s:
+            raise ValueError(f"tick_s {self.tick_s:g} is over lease_timeout_s {self.lease_timeout_s:g}: lower tick_s")
+        try:
+            check_budget(self.budget_spec)
+            make_policy(self.policy_spec, self.policy_context)
+        except InputError as exc:
+            raise ValueError(str(exc)) from exc
+        return self

@@ -1,0 +1,245 @@
+"""What the controller does when somebody asks: requests of sidecars, agents and operators on the fleet's state.
+
+A request that changes registry, rounds, policy or budget is answered once the journal has it (503 when it cannot be
+written: the change holds in memory, is retried, and repeating the request is harmless). Samples and progress are
+accepted even then: they are worth more now than on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from controller.budget import check_budget, is_over
+from controller.clock import Clock
+from controller.metrics import Gauges, Metrics
+from controller.nonsense import check_heartbeat
+from controller.policy.base import summarize
+from controller.records import AgentRecord, Membership
+from controller.rounds import outcome_of
+from controller.samples import SampleOutcome
+from controller.schema import (
+    AgentLease,
+    AgentRegistration,
+    BudgetSpec,
+    BudgetStatus,
+    DecisionPage,
+    Directives,
+    Fleet,
+    Heartbeat,
+    HeartbeatReply,
+    IslandStatus,
+    PolicySpec,
+    RejectedSample,
+    RoundPage,
+    SampleBatch,
+    SampleReceipt,
+)
+from controller.state import FleetState
+from controller.view import build_view
+from service.errors import ConflictError, InputError, UnavailableError
+
+logger = logging.getLogger(__name__)
+
+
+class Controller:
+    """The operations behind the HTTP endpoints."""
+
+    def __init__(self, state: FleetState, metrics: Metrics, clock: Clock) -> None:
+        self.state = state
+        self.metrics = metrics
+        self.clock = clock
+
+    async def ingest(self, batch: SampleBatch) -> SampleReceipt:
+        """Judge each sample alone; returns once the good ones are on disk, if it can be written."""
+        now_s = self.clock()
+        rejected = []
+        for index, raw in enumerate(batch.samples):
+            verdict = self.state.samples.offer(raw, now_s)
+            self.metrics.samples.labels(verdict.outcome).inc()
+            if verdict.outcome is not SampleOutcome.ACCEPTED:
+                rejected.append(RejectedSample(index=index, reason=verdict.outcome, detail=verdict.detail[:500]))
+            elif verdict.sample is not None:
+                body = verdict.sample.model_dump_json(exclude_none=True)
+                self.state.journal.append("samples", (verdict.sample.server_id, verdict.sample.t_s, body))
+                self.state.journal.put("servers", verdict.sample.server_id, body)
+        await self._try_commit()
+        return SampleReceipt(accepted=len(batch.samples) - len(rejected), rejected=rejected)
+
+    async def register(self, request: AgentRegistration) -> AgentLease:
+        epoch = self.state.registry.epoch
+        agent = self.state.registry.register(request, now_s=self.clock())
+        if self.state.registry.epoch != epoch:
+            logger.info("member agent=%s slot=%s epoch=%d", agent.agent_id, agent.slot, self.state.registry.epoch)
+        await self.state.journal.commit()
+        return self._lease(agent)
+
+    def _lease(self, agent: AgentRecord) -> AgentLease:
+        settings = self.state.settings
+        return AgentLease(
+            agent_id=agent.agent_id,
+            slot=agent.slot,
+            epoch=self.state.registry.epoch,
+            run_id=self.state.run_id,
+            min_h=settings.min_h,
+            max_h=settings.max_h,
+            heartbeat_interval_s=settings.heartbeat_interval_s,
+            lease_timeout_s=settings.lease_timeout_s,
+            synchronizer_url=settings.synchronizer_url,
+            directive_seq=self.state.mailboxes.seq,
+            paused=self.state.paused,
+            autonomous_sync=self._may_sync_alone(),
+        )
+
+    def _may_sync_alone(self) -> bool:
+        return self.state.policy.syncs and not is_over(self.state.budget, self.clock())
+
+    async def heartbeat(self, agent_id: str, beat: Heartbeat) -> HeartbeatReply:
+        """Renew a lease, take over progress, and add sync reports to their rounds."""
+        try:
+            agent = self._accept_beat(agent_id, beat)
+        except InputError as exc:
+            self.metrics.reports.labels("nonsense").inc()
+            logger.warning("nonsense reported agent=%s field=%s message=%s", agent_id, exc.field, exc.message)
+            raise
+        except ConflictError:
+            self.metrics.reports.labels("refused").inc()
+            raise
+        self.metrics.reports.labels("accepted").inc()
+        durable = await self._try_commit() if beat.syncs else True
+        return HeartbeatReply(
+            epoch=max(agent.granted_epoch, self.state.registry.epoch),
+            directive_seq=self.state.mailboxes.seq,
+            syncs_acknowledged=len(beat.syncs) if durable else 0,
+            paused=self.state.paused,
+            autonomous_sync=self._may_sync_alone(),
+        )
+
+    def _accept_beat(self, agent_id: str, beat: Heartbeat) -> AgentRecord:
+        now_s = self.clock()
+        registry = self.state.registry
+        agent = registry.check(agent_id, beat.instance)
+        registry.check_epoch(agent, beat.epoch)
+        check_heartbeat(beat, agent.progress, version=self.state.version, now_s=now_s)
+        agent = registry.beat(agent, beat, now_s=now_s)
+        if agent.slot is not None:
+            for report in beat.syncs:
+                self.state.rounds.absorb(
+                    agent.slot,
+                    report,
+                    policy=self.state.policy.name,
+                    live_slots=self.state.live_slots,
+                    now_s=now_s,
+                    timeout_s=self.state.settings.sync_timeout_s,
+                )
+        if beat.syncs:
+            self.close_rounds(now_s)
+        return agent
+
+    def close_rounds(self, now_s: float) -> None:
+        """Close the rounds that have everything, and count them."""
+        for entry in self.state.rounds.settle(self.state.live_slots, now_s):
+            outcome = outcome_of(entry)
+            self.metrics.rounds.labels(outcome).inc()
+            logger.info(
+                "round closed round=%d outcome=%s reason=%s slots=%s",
+                entry.round,
+                outcome,
+                entry.reason,
+                entry.expected,
+            )
+        self.state.count_syncs()
+
+    async def directives(self, agent_id: str, *, instance: str, after: int, wait_s: float) -> Directives:
+        self.state.registry.check(agent_id, instance)
+        await self.state.mailboxes.wait_for_news(agent_id, after=after, wait_s=wait_s)
+        # Another process may have taken over meanwhile: then these are not for this one.
+        self.state.registry.check(agent_id, instance)
+        found = self.state.mailboxes.read(agent_id, after=after, now_s=self.clock())
+        return Directives(directives=found, seq=max((directive.seq for directive in found), default=after))
+
+    async def leave(self, agent_id: str, instance: str) -> None:
+        self.state.registry.leave(agent_id, instance)
+        self.close_rounds(self.clock())
+        logger.info("left agent=%s epoch=%d", agent_id, self.state.registry.epoch)
+        await self.state.journal.commit()
+
+    async def set_policy(self, spec: PolicySpec) -> PolicySpec:
+        self.state.set_policy(spec)
+        logger.info("policy set policy=%s params=%s", spec.name, spec.params)
+        await self.state.journal.commit()
+        return self.state.policy_spec
+
+    async def set_budget(self, spec: BudgetSpec) -> BudgetStatus:
+        check_budget(spec)
+        self.state.set_budget(spec, now_s=self.clock())
+        logger.info("budget set syncs=%s horizon_s=%s gap_s=%g", spec.outer_syncs, spec.horizon_s, spec.min_gap_s)
+        await self.state.journal.commit()
+        return self.state.budget
+
+    async def decisions(self, *, since: int, limit: int) -> DecisionPage:
+        found = await asyncio.to_thread(self.state.reader.decisions, since=since, limit=limit)
+        return DecisionPage(decisions=found, next_since=found[-1].id if found else since)
+
+    def rounds(self, *, limit: int) -> RoundPage:
+        return RoundPage(rounds=[entry.to_record() for entry in self.state.rounds.entries[-limit:]])
+
+    def fleet(self) -> Fleet:
+        now_s = self.clock()
+        return Fleet(
+            run_id=self.state.run_id,
+            t_s=now_s,
+            servers=self.state.samples.statuses(now_s),
+            num_unknown=self.state.samples.num_known(now_s)[1],
+            islands=self.islands(),
+            paused=self.state.paused,
+            epoch=self.state.registry.epoch,
+            rounds_closed=self.state.rounds.num_applied,
+        )
+
+    def islands(self) -> list[IslandStatus]:
+        now_s = self.clock()
+        return [
+            IslandStatus(
+                agent_id=agent.agent_id,
+                slot=agent.slot,
+                node=agent.node,
+                server_id=agent.server_id,
+                epoch=agent.granted_epoch,
+                alive=agent.membership is Membership.ACTIVE,
+                age_s=max(0.0, now_s - agent.last_beat_s),
+                progress=agent.progress,
+            )
+            for agent in self.state.registry.agents
+        ]
+
+    def gauges(self) -> Gauges:
+        now_s = self.clock()
+        view = build_view(self.state, now_s)
+        known, unknown = self.state.samples.num_known(now_s)
+        active = [agent for agent in self.state.registry.agents if agent.membership is Membership.ACTIVE]
+        ready = any(island.ready for island in view.islands)
+        return Gauges(
+            servers_known=known,
+            servers_unknown=unknown,
+            islands_alive=len(view.islands),
+            agents_waiting=len(active) - len(view.islands),
+            epoch=self.state.registry.epoch,
+            round=view.round,
+            paused=self.state.paused,
+            sync_in_flight=view.sync_in_flight,
+            budget_remaining=self.state.budget.remaining,
+            budget_spent=self.state.budget.spent,
+            h=summarize(view, now_s).h if ready else None,
+            journal_ok=self.state.journal.failure is None,
+            journal_queued_rows=self.state.journal.num_queued,
+            journal_failures=self.state.journal.num_failures,
+            journal_dropped_rows=self.state.journal.num_dropped,
+        )
+
+    async def _try_commit(self) -> bool:
+        try:
+            await self.state.journal.commit()
+        except UnavailableError:
+            return False  # The journal counts and logs it, and readiness names it.
+        return True

@@ -1,0 +1,87 @@
+"""Directives waiting for their agents, and the long polls that wait for directives."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+
+from controller.registry import StateStore
+from controller.schema import Directive, DirectiveKind
+from service.wire import Wire
+
+KEPT_PER_AGENT = 16
+
+
+class Box(Wire):
+    """The newest directives of one agent, oldest first."""
+
+    agent_id: str
+    directives: tuple[Directive, ...] = ()
+
+
+class Mailboxes:
+    """Directives of each agent, numbered over the whole fleet. Written first, handed out once they are announced."""
+
+    def __init__(self, store: StateStore, boxes: Iterable[Box], *, seq: int) -> None:
+        self._store = store
+        self._boxes = {box.agent_id: box for box in boxes}
+        self._news: dict[str, asyncio.Event] = {}
+        self._closed = False
+        self.seq = seq
+        self._announced = seq
+
+    def write(self, agent_id: str, kind: DirectiveKind, **fields: object) -> Directive:
+        """Number a directive and put it into the journal's queue."""
+        self.seq += 1
+        directive = Directive.model_validate({"seq": self.seq, "kind": kind, **fields})
+        old = self._boxes[agent_id].directives if agent_id in self._boxes else ()
+        box = Box(agent_id=agent_id, directives=(*old, directive)[-KEPT_PER_AGENT:])
+        self._boxes[agent_id] = box
+        self._store.put("directives", agent_id, box)
+        self._store.put("meta", "directive_seq", str(self.seq))
+        return directive
+
+    def announce(self, seq: int) -> None:
+        """Hand out everything up to ``seq``."""
+        if seq <= self._announced:
+            return
+        self._announced = seq
+        self._release_all()
+
+    def close(self) -> None:
+        """Let every poll answer now and from now on at once."""
+        self._closed = True
+        self._release_all()
+
+    def read(self, agent_id: str, *, after: int, now_s: float) -> list[Directive]:
+        """Announced directives after a number, without syncs whose deadline has passed."""
+        box = self._boxes.get(agent_id)
+        return [
+            directive
+            for directive in (box.directives if box is not None else ())
+            if after < directive.seq <= self._announced
+            and (directive.deadline_s is None or now_s < directive.deadline_s)
+        ]
+
+    async def wait_for_news(self, agent_id: str, *, after: int, wait_s: float) -> None:
+        """Return when a directive after ``after`` may have come, at the latest after ``wait_s`` seconds."""
+        deadline_s = time.monotonic() + wait_s
+        while not self._closed and not self._has_news(agent_id, after):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return
+            event = self._news.setdefault(agent_id, asyncio.Event())
+            try:
+                await asyncio.wait_for(event.wait(), left_s)
+            except TimeoutError:
+                return
+
+    def _has_news(self, agent_id: str, after: int) -> bool:
+        box = self._boxes.get(agent_id)
+        return box is not None and any(after < directive.seq <= self._announced for directive in box.directives)
+
+    def _release_all(self) -> None:
+        news, self._news = self._news, {}
+        for event in news.values():
+            event.set()

@@ -1,0 +1,176 @@
+"""The journal's file: tables, opening with clear errors, the lock, and everything that is read back."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import sqlite3
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from controller.schema import Action, DecisionRecord, Reason
+from service.errors import ConfigError, ConflictError, UnavailableError
+
+SCHEMA_VERSION = 1
+
+_STATE_NAMES = ("meta", "agents", "servers", "rounds", "directives", "budget", "policy")
+STATE_TABLES = {
+    name: f"INSERT OR REPLACE INTO {name} (key, body) VALUES (?, ?)"  # noqa: S608
+    for name in _STATE_NAMES
+}
+"""Tables with one row per key, and the statement that sets it."""
+
+LOG_TABLES = {
+    "samples": "INSERT INTO samples (server_id, t_s, body) VALUES (?, ?, ?)",
+    "decisions": "INSERT OR REPLACE INTO decisions (id, t_s, policy, action, reason, round, slots, terms)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+}
+"""Tables that grow with time, and the statement that adds a row."""
+
+_LOG_DDL = """
+CREATE TABLE IF NOT EXISTS samples (
+    id INTEGER PRIMARY KEY, server_id TEXT NOT NULL, t_s REAL NOT NULL, body TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS samples_by_time ON samples (t_s);
+CREATE TABLE IF NOT EXISTS decisions (
+    id INTEGER PRIMARY KEY, t_s REAL NOT NULL, policy TEXT NOT NULL, action TEXT NOT NULL, reason TEXT NOT NULL,
+    round INTEGER NOT NULL, slots TEXT NOT NULL, terms TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS decisions_by_time ON decisions (t_s);
+"""
+_DDL = _LOG_DDL + "".join(
+    f"CREATE TABLE IF NOT EXISTS {name} (key TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID;\n"
+    for name in _STATE_NAMES
+)
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Lock:
+    """One controller per journal: two would hand out the same rounds."""
+
+    def __init__(self, path: Path) -> None:
+        lock_path = path.with_name(path.name + ".lock")
+        try:
+            self._file = lock_path.open("w")
+        except OSError as exc:
+            raise _cannot_open(path, exc.strerror or str(exc)) from exc
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            self._file.close()
+            raise ConflictError(
+                f"{path} is in use by another controller", field="--journal", remedy="stop it, or name another file"
+            ) from exc
+
+    def release(self) -> None:
+        self._file.close()
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open or make the journal for writing.
+
+    Raises:
+        ConfigError: the file cannot be made, read or written, or a newer version wrote it.
+    """
+    try:
+        # The connection is made here and used by the writer thread alone.
+        connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version > SCHEMA_VERSION:
+            raise ConfigError(
+                f"{path} was written by a newer version (schema {version}, this one knows {SCHEMA_VERSION})",
+                field="--journal",
+                remedy="use the newer version, or another file",
+            )
+        connection.executescript(f"BEGIN IMMEDIATE; {_DDL} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+        # A full disk may still take the tables' few pages; find out now, not with the first round.
+        connection.execute("INSERT INTO meta VALUES ('probe', zeroblob(65536)) ON CONFLICT (key) DO NOTHING")
+        connection.execute("DELETE FROM meta WHERE key = 'probe'")
+    except sqlite3.Error as exc:
+        raise _cannot_open(path, str(exc)) from exc
+    return connection
+
+
+def _cannot_open(path: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"cannot use {path}: {why}",
+        field="--journal",
+        remedy="name a file in a directory that exists, is writable and has space",
+    )
+
+
+class JournalReader:
+    """Reads from a connection of its own; every call may block, so run it in a thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._uri = f"{path.absolute().as_uri()}?mode=ro"
+
+    def values(self, table: str, model: type[M], *, newest: int = -1) -> list[M]:
+        """All rows of a state table, or the ``newest`` ones of a table whose keys are numbers."""
+        assert table in STATE_TABLES
+        query = f"SELECT body FROM {table} ORDER BY CAST(key AS INTEGER) DESC LIMIT ?"  # noqa: S608
+        rows = self._query(query, (newest,))
+        try:
+            return [model.model_validate_json(str(body)) for (body,) in rows]
+        except ValidationError as exc:
+            raise ConfigError(
+                f"table {table} has a row that this version cannot read: {exc.errors()[0]['msg']}",
+                field="--journal",
+                remedy="use the version that wrote it, or name another file",
+            ) from exc
+
+    def meta(self) -> dict[str, str]:
+        return {str(key): str(body) for key, body in self._query("SELECT key, body FROM meta", ())}
+
+    def last_decision_id(self) -> int:
+        ((last,),) = self._query("SELECT coalesce(max(id), 0) FROM decisions", ())
+        assert isinstance(last, int)
+        return last
+
+    def decisions(self, *, since: int, limit: int) -> list[DecisionRecord]:
+        """Decisions with an id over ``since``, oldest first."""
+        columns = "id, t_s, policy, action, reason, round, slots, terms"
+        query = f"SELECT {columns} FROM decisions WHERE id > ? ORDER BY id LIMIT ?"  # noqa: S608
+        return [_to_decision(row) for row in self._query(query, (since, limit))]
+
+    def _query(self, sql: str, arguments: tuple[object, ...]) -> list[tuple[object, ...]]:
+        try:
+            with contextlib.closing(sqlite3.connect(self._uri, uri=True)) as connection:
+                return connection.execute(sql, arguments).fetchall()
+        except sqlite3.Error as exc:
+            raise UnavailableError(f"cannot be read: {exc}", field="--journal", remedy="check its disk") from exc
+
+
+def decision_row(decision: DecisionRecord) -> tuple[object, ...]:
+    return (
+        decision.id,
+        decision.t_s,
+        decision.policy,
+        decision.action.value,
+        decision.reason.value,
+        decision.round,
+        json.dumps(decision.slots),
+        json.dumps(decision.terms),
+    )
+
+
+def _to_decision(row: tuple[object, ...]) -> DecisionRecord:
+    number, t_s, policy, action, reason, round_, slots, terms = row
+    return DecisionRecord.model_validate(
+        {
+            "id": number,
+            "t_s": t_s,
+            "policy": policy,
+            "action": Action(str(action)),
+            "reason": Reason(str(reason)),
+            "round": round_,
+            "slots": tuple(json.loads(str(slots))),
+            "terms": json.loads(str(terms)),
+        }
+    )

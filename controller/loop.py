@@ -1,0 +1,161 @@
+"""The tick: expire leases, close rounds, let the policy decide, journal the decision, send directives."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+
+from controller.core import Controller
+from controller.journal_file import decision_row
+from controller.policy.base import Decision, FleetView, Policy, summarize
+from controller.policy.guard import guard
+from controller.policy.rule import common_terms, fall_back
+from controller.schema import Action, ControlAction, ControlReply, DecisionRecord, DirectiveKind, Reason
+from controller.view import build_view
+from service.errors import ConflictError, UnavailableError
+
+logger = logging.getLogger(__name__)
+
+PRUNE_EVERY_S = 60.0
+
+# What an operator's own order cannot override; the rest (gap, min_h, the policy) it does.
+MANUAL_OBSTACLES = {
+    Reason.PAUSED: "resume the run first",
+    Reason.NO_ISLANDS: "start an island",
+    Reason.ISLANDS_NOT_READY: "wait until all islands report progress",
+    Reason.SYNC_IN_FLIGHT: "wait until the open round closes",
+    Reason.BUDGET_EXHAUSTED: "set a new budget",
+}
+
+
+class Loop:
+    """Owns the decisions of a controller."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._state = controller.state
+        self._metrics = controller.metrics
+        self._pruned_s = 0.0
+
+    async def tick(self) -> None:
+        """One tick; a failure is counted and the next one tries again."""
+        started_s = time.perf_counter()
+        try:
+            await self._on_tick(self._controller.clock())
+        except UnavailableError:
+            pass  # The journal counts and logs it, and readiness names it.
+        except Exception:
+            self._metrics.tick_failures.inc()
+            logger.exception("tick failed")
+        self._metrics.tick_seconds.observe(time.perf_counter() - started_s)
+
+    async def _on_tick(self, now_s: float) -> None:
+        for agent in self._state.registry.expire(now_s):
+            self._metrics.leases_lost.inc()
+            logger.warning(
+                "lease lost agent=%s slot=%s epoch=%d", agent.agent_id, agent.slot, self._state.registry.epoch
+            )
+        self._controller.close_rounds(now_s)
+        view = build_view(self._state, now_s)
+        decision = self._decide(self._state.policy, view, now_s)
+        self._enact(decision, view, now_s)
+        if now_s - self._pruned_s >= PRUNE_EVERY_S:
+            self._pruned_s = now_s
+            self._state.samples.forget(now_s)
+            self._state.journal.prune(now_s - self._state.settings.retention_s)
+        await self._publish()
+
+    def _decide(self, policy: Policy, view: FleetView, now_s: float) -> Decision:
+        try:
+            decision = policy.decide(view, now_s)
+            broken = [name for name, value in decision.terms.items() if not math.isfinite(value)]
+            if broken:
+                raise ArithmeticError(f"terms are not finite: {', '.join(broken)}")  # noqa: TRY301
+        except Exception:
+            self._metrics.policy_failures.inc()
+            logger.exception("policy failed policy=%s", policy.name)
+            return fall_back(view, now_s)
+        return decision
+
+    def _enact(self, decision: Decision, view: FleetView, now_s: float) -> None:
+        """Journal a decision and, when it says so, open the round and write the directives."""
+        state = self._state
+        slots = tuple(island.slot for island in view.islands if island.ready)
+        state.last_decision_id += 1
+        record = DecisionRecord(
+            id=state.last_decision_id,
+            t_s=now_s,
+            policy=state.policy.name,
+            action=decision.action,
+            reason=decision.reason,
+            round=view.round,
+            slots=slots,
+            terms=dict(decision.terms),
+        )
+        state.journal.append("decisions", decision_row(record))
+        self._metrics.decisions.labels(record.policy, record.action, record.reason).inc()
+        if record.action is Action.SYNC:
+            self._direct(record)
+
+    def _direct(self, record: DecisionRecord) -> None:
+        state = self._state
+        deadline_s = record.t_s + state.settings.sync_timeout_s
+        state.rounds.direct(
+            record.round,
+            decision_id=record.id,
+            policy=record.policy,
+            reason=record.reason,
+            slots=record.slots,
+            now_s=record.t_s,
+            deadline_s=deadline_s,
+        )
+        for island in state.registry.islands:
+            if island.slot in record.slots:
+                state.mailboxes.write(
+                    island.agent_id,
+                    DirectiveKind.SYNC,
+                    epoch=state.registry.epoch,
+                    t_s=record.t_s,
+                    round=record.round,
+                    deadline_s=deadline_s,
+                    reason=record.reason,
+                )
+        logger.info("sync directed round=%d reason=%s slots=%s", record.round, record.reason, record.slots)
+
+    async def _publish(self) -> None:
+        """Hand out the directives once they are on disk; a disk that fails must not stop the training."""
+        seq = self._state.mailboxes.seq
+        try:
+            await self._state.journal.commit()
+        finally:
+            self._state.mailboxes.announce(seq)
+
+    async def control(self, action: ControlAction) -> ControlReply:
+        """An operator's order; answered once it is on disk."""
+        if action is ControlAction.SYNC_NOW:
+            effect = self._sync_now()
+        else:
+            effect = self._set_paused(action is ControlAction.PAUSE)
+        logger.info("control action=%s effect=%s", action, effect)
+        await self._publish()
+        return ControlReply(action=action, effect=effect)
+
+    def _sync_now(self) -> str:
+        now_s = self._controller.clock()
+        view = build_view(self._state, now_s)
+        group = summarize(view, now_s)
+        verdict = guard(view, group, now_s)
+        if verdict is not None and verdict[1] in MANUAL_OBSTACLES:
+            raise ConflictError(f"cannot sync: {verdict[1]}", field="action", remedy=MANUAL_OBSTACLES[verdict[1]])
+        terms = common_terms(view, group, now_s)
+        self._enact(Decision(action=Action.SYNC, reason=Reason.MANUAL, terms=terms), view, now_s)
+        return f"round {view.round} directed to {len(view.islands)} islands"
+
+    def _set_paused(self, paused: bool) -> str:
+        state = self._state
+        state.set_paused(paused)
+        kind = DirectiveKind.PAUSE if paused else DirectiveKind.RESUME
+        for island in state.registry.islands:
+            state.mailboxes.write(island.agent_id, kind, epoch=state.registry.epoch, t_s=self._controller.clock())
+        return "training pauses, no syncs" if paused else "training and syncs go on"

@@ -1,0 +1,18 @@
+"""``wadiloco controller``: one per fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from controller.app import build_controller_app
+from controller.config import ControllerSettings
+from service.log import configure_logging
+from service.server import serve
+from service.settings import load_settings
+
+
+def main(argv: Sequence[str]) -> int:
+    settings = load_settings(ControllerSettings, argv)
+    configure_logging(settings.log_level)
+    serve(build_controller_app(settings), settings)
+    return 0

@@ -1,0 +1,109 @@
+"""Prometheus metrics of the controller. Gauges are read from the state at each scrape; what is unknown is absent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+PREFIX = "wadiloco_controller"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauges:
+    """The state as of one scrape. None is unknown, and absent."""
+
+    servers_known: int
+    servers_unknown: int
+    islands_alive: int
+    agents_waiting: int
+    epoch: int
+    round: int
+    paused: bool
+    sync_in_flight: bool
+    budget_remaining: int | None
+    budget_spent: int
+    h: int | None
+    journal_ok: bool
+    journal_queued_rows: int
+    journal_failures: int
+    journal_dropped_rows: int
+
+    def samples(self) -> dict[str, tuple[str, float | None]]:
+        """Name → help and value of the plain gauges."""
+        return {
+            "islands_alive": ("Islands with a slot and a lease.", self.islands_alive),
+            "agents_waiting": ("Agents with a lease and no slot.", self.agents_waiting),
+            "epoch": ("Membership changes so far.", self.epoch),
+            "round": ("Version of the global parameters.", self.round),
+            "paused": ("1 while the run is paused.", self.paused),
+            "sync_in_flight": ("1 while a round is open.", self.sync_in_flight),
+            "budget_remaining_syncs": ("Syncs left in the budget; absent without one.", self.budget_remaining),
+            "budget_spent_syncs": ("Syncs spent in this budget period.", self.budget_spent),
+            "inner_steps_since_sync": ("Least H of the islands; absent while unknown.", self.h),
+            "journal_ok": ("1 while the journal can be written.", self.journal_ok),
+            "journal_queued_rows": ("Rows waiting to be written.", self.journal_queued_rows),
+        }
+
+
+class FleetCollector(Collector):
+    """Turns `Gauges` into metric families."""
+
+    def __init__(self, read: Callable[[], Gauges]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        gauges = self._read()
+        servers = GaugeMetricFamily(f"{PREFIX}_servers", "Servers by whether their load is known.", labels=["load"])
+        servers.add_metric(["known"], gauges.servers_known)
+        servers.add_metric(["unknown"], gauges.servers_unknown)
+        yield servers
+        for name, (text, value) in gauges.samples().items():
+            if value is not None:
+                yield GaugeMetricFamily(f"{PREFIX}_{name}", text, value=float(value))
+        yield CounterMetricFamily(
+            f"{PREFIX}_journal_errors", "Commits that failed and were retried.", value=gauges.journal_failures
+        )
+        yield CounterMetricFamily(
+            f"{PREFIX}_journal_dropped_rows",
+            "Log rows lost while the journal failed.",
+            value=gauges.journal_dropped_rows,
+        )
+
+
+def _counter(registry: CollectorRegistry, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+    return Counter(f"{PREFIX}_{name}", text, labels, registry=registry)
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Counters and histograms that the controller keeps itself."""
+
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    decisions: Counter = field(init=False)
+    samples: Counter = field(init=False)
+    reports: Counter = field(init=False)
+    rounds: Counter = field(init=False)
+    leases_lost: Counter = field(init=False)
+    policy_failures: Counter = field(init=False)
+    tick_failures: Counter = field(init=False)
+    tick_seconds: Histogram = field(init=False)
+
+    def __post_init__(self) -> None:
+        made = {
+            "decisions": _counter(self.registry, "decisions", "Decisions.", ("policy", "action", "reason")),
+            "samples": _counter(self.registry, "samples", "Samples by what became of them.", ("outcome",)),
+            "reports": _counter(self.registry, "reports", "Heartbeats by what became of them.", ("outcome",)),
+            "rounds": _counter(self.registry, "rounds", "Rounds that closed.", ("outcome",)),
+            "leases_lost": _counter(self.registry, "leases_lost", "Agents that missed their lease."),
+            "policy_failures": _counter(self.registry, "policy_failures", "Decisions whose policy raised."),
+            "tick_failures": _counter(self.registry, "tick_failures", "Ticks that raised."),
+        }
+        for name, counter in made.items():
+            object.__setattr__(self, name, counter)
+        buckets = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+        ticks = Histogram(f"{PREFIX}_tick_seconds", "Duration of a tick.", buckets=buckets, registry=self.registry)
+        object.__setattr__(self, "tick_seconds", ticks)

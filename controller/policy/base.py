@@ -1,0 +1,186 @@
+"""What a policy sees and says.
+
+A policy is pure: `Policy.decide(view, now_s)` reads no clock and keeps no state, so that the controller and the
+simulator run the same code. In synchronous mode all islands sync together, hence one decision for the whole run.
+Its group view is
+
+    H          the least of the islands' inner steps since their sync
+    pressure   the highest of the servers that islands are bound to; an unknown one counts as full (1.0)
+    loss drop  the mean over the islands that know theirs
+    tokens     the sum over islands since the last sync
+    staleness  seconds since the last outer sync, or since the run began
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from controller.schema import Action, Reason
+
+UNKNOWN_PRESSURE = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IslandView:
+    """One live island that holds a slot."""
+
+    slot: int
+    node: str
+    server_id: str | None
+    ready: bool
+    """Whether it has reported progress since it started or last synced."""
+    inner_steps_since_sync: int = 0
+    tokens_since_sync: int = 0
+    loss: float | None = None
+    loss_at_sync: float | None = None
+    step_time_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerView:
+    """One vLLM server; ``pressure_frac`` is None while its load is unknown."""
+
+    server_id: str
+    node: str
+    pressure_frac: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetView:
+    """The running budget period. ``last_sync_s`` is when the last outer sync started."""
+
+    outer_syncs: int | None = None
+    horizon_s: float | None = None
+    min_gap_s: float = 0.0
+    started_s: float = 0.0
+    spent: int = 0
+    last_sync_s: float | None = None
+
+    @property
+    def remaining(self) -> int | None:
+        return None if self.outer_syncs is None else max(0, self.outer_syncs - self.spent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetView:
+    """Everything that a policy may look at, as of one moment."""
+
+    islands: tuple[IslandView, ...]
+    servers: tuple[ServerView, ...]
+    budget: BudgetView
+    min_h: int
+    max_h: int
+    run_started_s: float
+    round: int = 0
+    """Version of the global parameters: outer steps taken so far."""
+    slots_missing: int = 0
+    """Slots that no island has ever taken in this run."""
+    paused: bool = False
+    sync_in_flight: bool = False
+    retry_at_s: float | None = None
+    """After a round that failed: no new one before this time."""
+    expected_sync_s: float = 2.0
+    """Seconds from a directive until the round is closed, as observed lately."""
+    last_transfer_s: float | None = None
+    """Upload time of the last sync; None before the first."""
+    reaction_s: float = 0.0
+    """Seconds by which progress, decision and directive may lag: a heartbeat and a tick."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Whether to sync now, why, and every term that led there."""
+
+    action: Action
+    reason: Reason
+    terms: Mapping[str, float]
+
+
+class Policy(Protocol):
+    """Decides for the whole run. ``name`` is the one in `PolicySpec`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def syncs(self) -> bool:
+        """False for a policy that never syncs: then islands must not sync by themselves either."""
+        ...
+
+    def decide(self, view: FleetView, now_s: float) -> Decision: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The islands seen as one (see the module docstring)."""
+
+    h: int
+    h_max: int
+    pressure: float
+    unknown_servers: int
+    loss_drop: float | None
+    tokens: int
+    staleness_s: float
+    step_time_s: float
+
+    def terms(self) -> dict[str, float]:
+        known = {} if self.loss_drop is None else {"loss_drop": self.loss_drop}
+        return known | {
+            "h": float(self.h),
+            "h_max": float(self.h_max),
+            "pressure": self.pressure,
+            "unknown_servers": float(self.unknown_servers),
+            "tokens": float(self.tokens),
+            "staleness_s": self.staleness_s,
+        }
+
+
+def summarize(view: FleetView, now_s: float) -> Group:
+    """The group view of the islands that are ready (of none: no steps, and full pressure)."""
+    ready = [island for island in view.islands if island.ready]
+    steps = [island.inner_steps_since_sync for island in ready]
+    drops = [i.loss_at_sync - i.loss for i in ready if i.loss is not None and i.loss_at_sync is not None]
+    pressure, unknown = group_pressure(view)
+    last_s = view.budget.last_sync_s if view.budget.last_sync_s is not None else view.run_started_s
+    return Group(
+        h=min(steps, default=0),
+        h_max=max(steps, default=0),
+        pressure=pressure,
+        unknown_servers=unknown,
+        loss_drop=sum(drops) / len(drops) if drops else None,
+        tokens=sum(island.tokens_since_sync for island in ready),
+        staleness_s=max(0.0, now_s - last_s),
+        step_time_s=max((island.step_time_s or 0.0 for island in ready), default=0.0),
+    )
+
+
+def group_pressure(view: FleetView) -> tuple[float, int]:
+    """Highest pressure of the bound servers, and how many of them are unknown.
+
+    An island without any server is bound to an unknown one: nobody can say what a sync would cost there.
+    """
+    bound: dict[str, float | None] = {}
+    for island in view.islands:
+        servers = bound_servers(island, view.servers)
+        bound |= {server.server_id: server.pressure_frac for server in servers}
+        if not servers:
+            bound[f"slot {island.slot}"] = None
+    unknown = sum(pressure is None for pressure in bound.values())
+    known = [pressure for pressure in bound.values() if pressure is not None]
+    if unknown or not known:
+        return UNKNOWN_PRESSURE, unknown
+    return max(known), 0
+
+
+def bound_servers(island: IslandView, servers: tuple[ServerView, ...]) -> tuple[ServerView, ...]:
+    """The servers whose load this island competes with: the one it names, else all of its node."""
+    if island.server_id is not None:
+        return tuple(server for server in servers if server.server_id == island.server_id)
+    return tuple(server for server in servers if server.node == island.node)
+
+
+def saturate(value: float) -> float:
+    """Clip to [0, 1]."""
+    return min(1.0, max(0.0, value))

@@ -1,0 +1,110 @@
+"""What the journal keeps besides the wire models: agents with their leases, and rounds with what each slot reported."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from controller.schema import BudgetSpec, PolicySpec, RoundRecord
+from diloco.schema import Progress, SyncOutcome, SyncReport
+from service.wire import Wire
+
+
+class Membership(StrEnum):
+    ACTIVE = "active"
+    """Holds a lease."""
+    LOST = "lost"
+    """Missed its lease; its slot is kept for it for a while."""
+    LEFT = "left"
+
+
+class AgentRecord(Wire):
+    """One agent. Identity is ``agent_id``; ``instance`` is the process that speaks for it."""
+
+    agent_id: str
+    instance: str
+    node: str
+    server_id: str | None
+    url: str | None
+    num_parameters: int | None
+    membership: Membership
+    slot: int | None
+    """Slot that it holds, or that is kept for it while it is lost."""
+    last_slot: int | None
+    """Slot that it had last: it gets it back if nobody else has it."""
+    granted_epoch: int
+    """Epoch of its present membership: a heartbeat with an older one comes from before it."""
+    registered_s: float
+    last_beat_s: float
+    progress: Progress | None = None
+    progress_current: bool = False
+    """False when a sync ended since the last progress: steps since sync are not known until the next."""
+
+
+class SlotReport(Wire):
+    """What one slot said about one round."""
+
+    slot: int
+    report: SyncReport
+
+
+class RoundEntry(Wire):
+    """One outer round: directed by a decision, or found out because islands report one that they began themselves."""
+
+    id: int
+    """Running number: a failed round is tried again under the same ``round``."""
+    round: int
+    decision_id: int | None
+    policy: str
+    reason: str
+    directed_s: float | None
+    opened_s: float
+    deadline_s: float
+    """When the controller stops waiting for reports."""
+    expected: tuple[int, ...]
+    """Slots whose reports close it."""
+    reports: tuple[SlotReport, ...] = ()
+    closed_s: float | None = None
+    spent: bool = False
+    """Whether it was counted in the budget."""
+
+    def slots(self, outcome: SyncOutcome) -> tuple[int, ...]:
+        return tuple(sorted({entry.slot for entry in self.reports if entry.report.outcome is outcome}))
+
+    @property
+    def reported(self) -> frozenset[int]:
+        return frozenset(entry.slot for entry in self.reports)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        return tuple(slot for slot in self.expected if slot not in self.reported)
+
+    @property
+    def next_version(self) -> int:
+        """Version of the global parameters that its reports prove."""
+        adopted = any(entry.report.outcome is not SyncOutcome.FAILED for entry in self.reports)
+        return self.round + 1 if adopted else 0
+
+    def to_record(self) -> RoundRecord:
+        reports = [entry.report for entry in self.reports]
+        closed = self.closed_s is not None
+        return RoundRecord(
+            round=self.round,
+            decision_id=self.decision_id,
+            policy=self.policy,
+            reason=self.reason,
+            directed_s=self.directed_s,
+            started_s=min((report.started_s for report in reports), default=None),
+            finished_s=max((report.finished_s for report in reports), default=None),
+            slots_applied=self.slots(SyncOutcome.APPLIED),
+            slots_failed=tuple(sorted({*self.slots(SyncOutcome.FAILED), *(self.missing if closed else ())})),
+            slots_late=self.slots(SyncOutcome.LATE),
+            bytes_total=sum(report.bytes_pushed + report.bytes_pulled for report in reports),
+            closed=closed,
+        )
+
+
+class Configured(Wire):
+    """Policy and budget as the settings of the last start had them, to see whether an operator changed them since."""
+
+    policy: PolicySpec
+    budget: BudgetSpec

@@ -1,0 +1,115 @@
+"""Samples of the sidecars: each is judged alone, the newest good one per server counts.
+
+A server's load is known while its newest sample is young, its engine serves, and the sample carries a pressure.
+Everything else is unknown, and unknown is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pydantic import ValidationError
+
+from controller.policy.base import ServerView
+from controller.schema import ServerStatus
+from sidecar.schema import EngineState, LoadSample
+
+# A host's clock may run ahead by this much; a sample from further ahead would shadow all later ones.
+FUTURE_TOLERANCE_S = 5.0
+# Older samples say nothing about now and would only be history; relays that catch up send them by the thousand.
+PAST_TOLERANCE_S = 60.0
+# A server that was silent for so long was taken out of the fleet.
+FORGET_AFTER_S = 3600.0
+# Bounds memory against a sender that makes up names.
+MAX_SERVERS = 50_000
+
+KNOWN_STATES = frozenset({EngineState.READY, EngineState.SLEEPING})
+
+
+class SampleOutcome(StrEnum):
+    """What became of a sample. Exported as a metric label."""
+
+    ACCEPTED = "accepted"
+    INVALID = "invalid"
+    FROM_FUTURE = "from_future"
+    TOO_OLD = "too_old"
+    DUPLICATE = "duplicate"
+    OUT_OF_ORDER = "out_of_order"
+    TOO_MANY_SERVERS = "too_many_servers"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    outcome: SampleOutcome
+    sample: LoadSample | None = None
+    detail: str = ""
+
+
+class SampleBook:
+    """The newest sample of each server."""
+
+    def __init__(self, samples: Iterable[LoadSample], *, stale_after_s: float) -> None:
+        self._latest = {sample.server_id: sample for sample in samples}
+        self._stale_after_s = stale_after_s
+
+    def offer(self, raw: object, now_s: float) -> Verdict:
+        """Judge one sample, and keep it when it is good."""
+        try:
+            sample = LoadSample.model_validate(raw)
+        except ValidationError as exc:
+            first = exc.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            return Verdict(SampleOutcome.INVALID, detail=f"{where}: {first['msg']}")
+        outcome = self._judge(sample, now_s)
+        if outcome is SampleOutcome.ACCEPTED:
+            self._latest[sample.server_id] = sample
+        return Verdict(outcome, sample, "" if outcome is SampleOutcome.ACCEPTED else f"t_s {sample.t_s:.3f}")
+
+    def _judge(self, sample: LoadSample, now_s: float) -> SampleOutcome:
+        if sample.t_s > now_s + FUTURE_TOLERANCE_S:
+            return SampleOutcome.FROM_FUTURE
+        if sample.t_s < now_s - PAST_TOLERANCE_S:
+            return SampleOutcome.TOO_OLD
+        last = self._latest.get(sample.server_id)
+        if last is None:
+            return SampleOutcome.TOO_MANY_SERVERS if len(self._latest) >= MAX_SERVERS else SampleOutcome.ACCEPTED
+        if sample.t_s == last.t_s:
+            return SampleOutcome.DUPLICATE
+        return SampleOutcome.OUT_OF_ORDER if sample.t_s < last.t_s else SampleOutcome.ACCEPTED
+
+    def forget(self, now_s: float) -> None:
+        """Drop servers that were silent for `FORGET_AFTER_S`."""
+        self._latest = {name: s for name, s in self._latest.items() if now_s - s.t_s <= FORGET_AFTER_S}
+
+    def views(self, now_s: float) -> tuple[ServerView, ...]:
+        return tuple(
+            ServerView(
+                server_id=sample.server_id,
+                node=sample.node,
+                pressure_frac=sample.pressure_frac if self._is_known(sample, now_s) else None,
+            )
+            for sample in self._latest.values()
+        )
+
+    def statuses(self, now_s: float) -> list[ServerStatus]:
+        return [
+            ServerStatus(
+                server_id=sample.server_id,
+                node=sample.node,
+                sample=sample,
+                age_s=max(0.0, now_s - sample.t_s),
+                known=self._is_known(sample, now_s),
+            )
+            for _, sample in sorted(self._latest.items())
+        ]
+
+    def num_known(self, now_s: float) -> tuple[int, int]:
+        """How many servers' load is known, and how many's is not."""
+        known = sum(self._is_known(sample, now_s) for sample in self._latest.values())
+        return known, len(self._latest) - known
+
+    def _is_known(self, sample: LoadSample, now_s: float) -> bool:
+        young = now_s - sample.t_s <= self._stale_after_s
+        return young and sample.state in KNOWN_STATES and sample.pressure_frac is not None

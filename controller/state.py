@@ -1,0 +1,130 @@
+"""The state of the fleet: what the journal restores at start, and what every request and tick works on."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+
+from controller.budget import new_period, with_sync_spent, with_sync_started
+from controller.config import ControllerSettings
+from controller.directives import Box, Mailboxes
+from controller.journal import Journal
+from controller.journal_file import JournalReader
+from controller.policy import make_policy
+from controller.records import AgentRecord, Configured, RoundEntry
+from controller.registry import LeaseTerms, Registry
+from controller.rounds import KEPT_ROUNDS, RoundBook
+from controller.samples import SampleBook
+from controller.schema import BudgetSpec, BudgetStatus, PolicySpec
+from service.errors import ConfigError, InputError
+from sidecar.schema import LoadSample
+
+logger = logging.getLogger(__name__)
+
+# A crash may have handed out numbers that never reached the disk; an agent that saw one must not miss the next.
+SEQ_STEP_AT_START = 1000
+
+
+class FleetState:
+    """Everything that changes, restored from the journal. Setters queue what must survive; callers await the commit."""
+
+    def __init__(self, settings: ControllerSettings, journal: Journal, *, now_s: float) -> None:
+        reader = JournalReader(journal.path)
+        meta = reader.meta()
+        self.settings = settings
+        self.journal = journal
+        self.reader = reader
+        self.run_id = _restore_run_id(settings, meta)
+        self.run_started_s = float(meta.get("run_started_s", now_s))
+        self.paused = meta.get("paused") == "1"
+        self.last_decision_id = reader.last_decision_id()
+        self.registry = Registry(
+            journal,
+            LeaseTerms(
+                num_slots=settings.num_slots,
+                lease_timeout_s=settings.lease_timeout_s,
+                takeover_after_s=settings.takeover_after_s,
+            ),
+            epoch=int(meta.get("epoch", 0)),
+            agents=reader.values("agents", AgentRecord),
+        )
+        self.registry.grace(now_s)
+        self.samples = SampleBook(reader.values("servers", LoadSample), stale_after_s=settings.stale_after_s)
+        self.rounds = RoundBook(
+            journal,
+            reader.values("rounds", RoundEntry, newest=KEPT_ROUNDS),
+            num_applied=int(meta.get("rounds_applied", 0)),
+            report_grace_s=settings.takeover_after_s,
+        )
+        seq = int(meta.get("directive_seq", 0)) + (SEQ_STEP_AT_START if meta else 0)
+        self.mailboxes = Mailboxes(journal, reader.values("directives", Box), seq=seq)
+        self._restore_orders(meta, now_s)
+        journal.put("meta", "run_id", self.run_id)
+        journal.put("meta", "run_started_s", repr(self.run_started_s))
+        journal.put("meta", "directive_seq", str(seq))
+
+    def _restore_orders(self, meta: dict[str, str], now_s: float) -> None:
+        """Policy and budget: as they were set last over HTTP, unless the settings changed since."""
+        wanted = Configured(policy=self.settings.policy_spec, budget=self.settings.budget_spec)
+        before = Configured.model_validate_json(meta["configured"]) if "configured" in meta else None
+        budgets = self.reader.values("budget", BudgetStatus)
+        policies = self.reader.values("policy", PolicySpec)
+        kept = before is not None and before.policy == wanted.policy and policies
+        try:
+            self.set_policy(policies[0] if kept else wanted.policy)
+        except InputError as exc:
+            logger.warning("the policy of the journal does not fit the settings any more, using theirs: %s", exc)
+            self.set_policy(wanted.policy)
+        if before is not None and before.budget == wanted.budget and budgets:
+            self.budget = budgets[0]
+        else:
+            self.budget = new_period(
+                wanted.budget, now_s=now_s, last_sync_s=budgets[0].last_sync_s if budgets else None
+            )
+            self.journal.put("budget", "current", self.budget)
+        self.journal.put("meta", "configured", wanted)
+
+    def set_policy(self, spec: PolicySpec) -> None:
+        """Raises `InputError` when there is no such policy."""
+        self.policy = make_policy(spec, self.settings.policy_context)
+        self.policy_spec = spec
+        self.journal.put("policy", "current", spec)
+
+    def set_budget(self, spec: BudgetSpec, *, now_s: float) -> None:
+        self._keep_budget(new_period(spec, now_s=now_s, last_sync_s=self.budget.last_sync_s))
+
+    def set_paused(self, paused: bool) -> None:
+        self.paused = paused
+        self.journal.put("meta", "paused", "1" if paused else "0")
+
+    def count_syncs(self) -> None:
+        """Count the rounds that closed with something applied."""
+        for entry in self.rounds.collect_spent():
+            started_s = entry.directed_s if entry.directed_s is not None else entry.opened_s
+            budget = with_sync_started(self.budget, started_s)
+            # A round that began before the period was set belongs to the one before.
+            self._keep_budget(with_sync_spent(budget) if started_s >= budget.started_s else budget)
+
+    def _keep_budget(self, budget: BudgetStatus) -> None:
+        self.budget = budget
+        self.journal.put("budget", "current", budget)
+
+    @property
+    def version(self) -> int:
+        """Outer steps taken so far, as far as anybody has told."""
+        return max(self.rounds.version, self.registry.version)
+
+    @property
+    def live_slots(self) -> set[int]:
+        return {island.slot for island in self.registry.islands if island.slot is not None}
+
+
+def _restore_run_id(settings: ControllerSettings, meta: dict[str, str]) -> str:
+    kept = meta.get("run_id")
+    if kept is not None and settings.run_id is not None and kept != settings.run_id:
+        raise ConfigError(
+            f"the journal {settings.journal} belongs to run {kept}",
+            field="run_id",
+            remedy="drop --run-id, or name another --journal",
+        )
+    return kept or settings.run_id or f"run-{secrets.token_hex(4)}"

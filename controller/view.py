@@ -1,0 +1,52 @@
+"""The frozen view of the fleet that policies decide on."""
+
+from __future__ import annotations
+
+from controller.budget import view_budget
+from controller.policy.base import FleetView, IslandView
+from controller.records import AgentRecord
+from controller.state import FleetState
+from diloco.schema import Phase
+
+
+def build_view(state: FleetState, now_s: float) -> FleetView:
+    settings = state.settings
+    islands = state.registry.islands
+    return FleetView(
+        islands=tuple(_view_island(island) for island in islands),
+        servers=state.samples.views(now_s),
+        budget=view_budget(state.budget),
+        min_h=settings.min_h,
+        max_h=settings.max_h,
+        run_started_s=state.run_started_s,
+        round=state.version,
+        slots_missing=state.registry.slots_missing,
+        paused=state.paused,
+        sync_in_flight=state.rounds.open is not None or any(_is_syncing(island) for island in islands),
+        retry_at_s=state.rounds.retry_at_s(),
+        expected_sync_s=state.rounds.expected_sync_s(),
+        last_transfer_s=state.rounds.last_transfer_s(),
+        reaction_s=settings.tick_s + settings.heartbeat_interval_s,
+    )
+
+
+def _is_syncing(island: AgentRecord) -> bool:
+    return island.progress_current and island.progress is not None and island.progress.phase is Phase.SYNC
+
+
+def _view_island(island: AgentRecord) -> IslandView:
+    assert island.slot is not None
+    progress = island.progress
+    if progress is None or not island.progress_current:
+        return IslandView(slot=island.slot, node=island.node, server_id=island.server_id, ready=False)
+    return IslandView(
+        slot=island.slot,
+        node=island.node,
+        server_id=island.server_id,
+        ready=True,
+        inner_steps_since_sync=progress.inner_steps_since_sync,
+        tokens_since_sync=progress.tokens_since_sync,
+        loss=progress.loss,
+        loss_at_sync=progress.loss_at_sync,
+        step_time_s=progress.step_time_s,
+    )
