@@ -6,6 +6,7 @@ a contribution whose round outlives the deadline is remembered, so that the next
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 
@@ -15,9 +16,9 @@ from diloco.errors import RoundClosedError
 from diloco.fragment import manifest_of, num_bytes
 from diloco.island import Contribution, Island, NonFiniteError
 from diloco.protocol import SyncCommand
-from diloco.schema import FragmentState, SyncOutcome, SyncReport
+from diloco.schema import SyncOutcome, SyncReport
 from diloco.transport import SynchronizerClient
-from service.errors import WadilocoError
+from service.errors import UnavailableError, WadilocoError
 
 PULL_GRACE_S = 10.0
 """A round that closed just before the deadline is worth reading: without it the island would be behind all others."""
@@ -101,19 +102,23 @@ class Exchange:
 
     def _round(self, command: SyncCommand, tally: Tally) -> SyncOutcome | None:
         island = self._island
-        earlier = self._catch_up(command, tally)
-        if earlier is not None and (command.round is None or command.round <= earlier.round):
-            tally.stands_for(earlier)
+        self._settle(command)
+        merged = self._catch_up(command, tally)
+        if merged is not None and (command.round is None or command.round <= merged.round):
+            tally.stands_for(merged)
             return SyncOutcome.APPLIED
         if command.round is not None and command.round < island.version:
             return None
-        if island.accepted is None:
+        if island.accepted is None or island.accepted.inner_steps != island.steps_since_sync:
             try:
-                island.accepted = self._push(command, tally)
-            except RoundClosedError:
-                # Closed without this contribution, unless the answer to its last chunk was lost.
-                earlier = self._catch_up(command, tally)
-                return SyncOutcome.LATE if earlier is None else SyncOutcome.APPLIED
+                island.accepted = self._push(island.contribution(), command, tally)
+            except RoundClosedError as closed:
+                # The round took the contribution of an earlier sync, or none of ours.
+                merged = self._adopt(closed.version, command, tally)
+                if merged is None:
+                    return SyncOutcome.LATE
+                tally.stands_for(merged)
+                return SyncOutcome.APPLIED
         tally.stands_for(island.accepted)
         version = self._client.wait_version(island.version, deadline_s=command.deadline_s)
         if version is None:
@@ -121,8 +126,14 @@ class Exchange:
         self._adopt(version, command, tally)
         return SyncOutcome.APPLIED
 
+    def _settle(self, command: SyncCommand) -> None:
+        """Learn what became of a contribution without an answer: the synchronizer knows a repetition by its digest."""
+        if self._offered is not None:
+            with contextlib.suppress(RoundClosedError):
+                self._island.accepted = self._push(self._offered, command, Tally(started_s=0.0, round=0))
+
     def _catch_up(self, command: SyncCommand, tally: Tally) -> Contribution | None:
-        """Bring the island to the current version; returns its earlier contribution if that was merged meanwhile."""
+        """Bring the island to the current version; returns its accepted contribution if that was merged meanwhile."""
         island = self._island
         state = self._client.state(deadline_s=command.deadline_s)
         if not state.initialized:
@@ -130,44 +141,36 @@ class Exchange:
             self._client.init(manifest_of(island.module), island.global_flat, deadline_s=command.deadline_s)
             state = self._client.state(deadline_s=command.deadline_s)
         fragment = state.fragments[0]
-        self._settle(fragment)
-        earlier = island.accepted
-        if fragment.version == island.version:
-            return None
-        return earlier if self._adopt(fragment.version, command, tally) else None
+        if fragment.version != island.version:
+            return self._adopt(fragment.version, command, tally)
+        if self._slot not in fragment.open_round.slots:
+            island.accepted = None
+        return None
 
-    def _settle(self, fragment: FragmentState) -> None:
-        """Learn whether a contribution without an answer arrived, and whether an accepted one is still there."""
-        island, offered = self._island, self._offered or self._island.accepted
-        self._offered = None
-        if offered is None:
-            return
-        if fragment.version == offered.round:
-            arrived = self._slot in fragment.open_round.slots
-        elif fragment.version == offered.round + 1:
-            arrived = self._slot in fragment.merged_slots
-        else:
-            arrived = island.accepted is not None
-        island.accepted = offered if arrived else None
-
-    def _push(self, command: SyncCommand, tally: Tally) -> Contribution:
-        contribution = self._offered = self._island.contribution()
+    def _push(self, contribution: Contribution, command: SyncCommand, tally: Tally) -> Contribution:
         tally.stands_for(contribution)
-        self._client.push(
-            contribution.local,
-            round=contribution.round,
-            slot=self._slot,
-            epoch=command.epoch,
-            # An island that trained on nothing still has to come to the round: without it the quorum is not complete.
-            tokens=max(1, contribution.tokens),
-            deadline_s=command.deadline_s,
-        )
+        self._offered = contribution
+        try:
+            self._client.push(
+                contribution.local,
+                round=contribution.round,
+                slot=self._slot,
+                epoch=command.epoch,
+                # An island that trained on nothing still has to come: without it the quorum is not complete.
+                tokens=max(1, contribution.tokens),
+                deadline_s=command.deadline_s,
+            )
+        except UnavailableError:
+            raise
+        except WadilocoError:
+            self._offered = None
+            raise
         self._offered = None
         tally.pushed_s = time.time()
         tally.bytes_pushed = self._num_bytes
         return contribution
 
-    def _adopt(self, version: int, command: SyncCommand, tally: Tally) -> bool:
+    def _adopt(self, version: int, command: SyncCommand, tally: Tally) -> Contribution | None:
         deadline_s = max(command.deadline_s, time.time() + PULL_GRACE_S)
         version = self._client.pull(version, self._incoming, deadline_s=deadline_s)
         tally.bytes_pulled += self._num_bytes

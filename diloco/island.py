@@ -82,8 +82,8 @@ class Island:
             update_norm=self.update_norm(),
         )
 
-    def adopt(self, new_global: Tensor, version: int) -> bool:
-        """Go on from ``new_global``, keeping progress that is not in it; says whether our accepted contribution is."""
+    def adopt(self, new_global: Tensor, version: int) -> Contribution | None:
+        """Go on from ``new_global``, keeping progress that is not in it; returns the own contribution that is."""
         merged = self.accepted if self.accepted is not None and version > self.accepted.round else None
         self.accepted = None
         if merged is not None:
@@ -97,7 +97,7 @@ class Island:
             unflatten_into(new_global, self.module)
         self.global_flat.copy_(new_global)
         self.version = version
-        return merged is not None
+        return merged
 
     def rebase(self, new_global: Tensor, version: int) -> None:
         """Start from ``new_global``; local progress is dropped."""

@@ -159,8 +159,6 @@ class FragmentState(Wire):
     digest: str
     """sha-256 of the global parameters, hex: equal on all islands after they adopted this version."""
     open_round: RoundState
-    merged_slots: tuple[Slot, ...] = ()
-    """Slots in the newest outer step: tells an island whose push was cut off whether it arrived."""
 
 
 class OuterState(Wire):
