@@ -169,8 +169,9 @@ class SynchronizerClient:
         start = 0
         backoff = Backoff()
         while True:
-            # A chunk that ends the body may have to be sent again, for the answer to its completion.
-            start = min(start, max(len(body) - CHUNK_BYTES, 0))
+            if start >= len(body):
+                # All bytes are there but could not be completed, as on a full disk: the last chunk asks again.
+                start = max(len(body) - CHUNK_BYTES, 0)
             part = ByteRange(start, min(start + CHUNK_BYTES, len(body)), len(body))
             chunk = body[part.start : part.stop]
             headers = {

@@ -1,0 +1,173 @@
+"""The HTTP interface of the synchronizer; see `diloco.schema` for the contract."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+from fastapi import FastAPI, Header, Path, Query, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from diloco.digest import (
+    ByteRange,
+    format_content_range,
+    format_digest,
+    parse_content_range,
+    parse_digest,
+    parse_range,
+    sha256,
+    verify_digest,
+)
+from diloco.errors import VersionError, VersionGoneError
+from diloco.schema import CHUNK_BYTES, VERSION_HEADER, ChunkReply, Count, InitReply, OuterState, Slot
+from diloco.synchronizer.config import SynchronizerSettings
+from diloco.synchronizer.generation import Generation
+from diloco.synchronizer.metrics import Direction, Metrics
+from diloco.synchronizer.outer_run import FRAGMENT, OuterRun
+from diloco.synchronizer.rounds import Claim
+from diloco.synchronizer.upload import Chunk
+from service.app import build_app
+from service.tasks import Background
+
+MAX_WAIT_S = 60.0
+MAX_TOKENS = 1 << 62
+
+Fragment = Annotated[int, Path(ge=FRAGMENT, le=FRAGMENT)]
+"""The whole model is one fragment."""
+Digest = Annotated[str | None, Header()]
+
+
+def create_app(settings: SynchronizerSettings) -> FastAPI:
+    """The application; it goes on from ``settings.directory``, which the caller owns (`storage.owned`)."""
+    metrics = Metrics()
+    run = OuterRun(settings, metrics)
+    run.load()
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI, tasks: Background) -> AsyncIterator[None]:
+        tasks.start("close_rounds", lambda: run.close_rounds(tasks.exit))
+        tasks.start("announce_exit", lambda: run.announce_exit(tasks.exit))
+        yield
+
+    app = build_app(
+        settings,
+        lifespan=lifespan,
+        registry=metrics.registry,
+        readiness=lambda: run.problem,
+        description="Global parameters and outer optimizer of a DiLoCo run.",
+    )
+    app.add_exception_handler(VersionError, _answer_version)
+    _add_uploads(app, run)
+    _add_downloads(app, run, metrics)
+    return app
+
+
+def _add_uploads(app: FastAPI, run: OuterRun) -> None:
+    @app.put("/v1/fragments/{fragment}", tags=["run"], summary="Offer initial parameters, chunk by chunk")
+    async def offer(
+        fragment: Fragment,
+        request: Request,
+        content_range: Digest = None,
+        content_digest: Digest = None,
+        repr_digest: Digest = None,
+    ) -> InitReply:
+        return await run.offer(_chunk(await request.body(), content_range, content_digest, repr_digest))
+
+    @app.put(
+        "/v1/rounds/{round}/fragments/{fragment}/contributions/{slot}",
+        tags=["run"],
+        summary="Contribute local parameters to a round, chunk by chunk",
+    )
+    async def contribute(
+        round: Count,  # noqa: A002  (the name in the path)
+        fragment: Fragment,
+        slot: Slot,
+        epoch: Annotated[int, Query(ge=0, lt=MAX_TOKENS)],
+        tokens: Annotated[int, Query(ge=1, lt=MAX_TOKENS)],
+        request: Request,
+        content_range: Digest = None,
+        content_digest: Digest = None,
+        repr_digest: Digest = None,
+    ) -> ChunkReply:
+        claim = Claim(round=round, slot=slot, epoch=epoch, tokens=tokens)
+        return await run.contribute(claim, _chunk(await request.body(), content_range, content_digest, repr_digest))
+
+
+def _add_downloads(app: FastAPI, run: OuterRun, metrics: Metrics) -> None:
+    @app.head("/v1/fragments/{fragment}", tags=["run"], summary="Wait for a version newer than after_version")
+    async def wait(
+        fragment: Fragment,
+        after_version: Annotated[int, Query(ge=-1)] = -1,
+        wait_s: Annotated[float, Query(ge=0, le=MAX_WAIT_S)] = 0.0,
+    ) -> Response:
+        tasks: Background = app.state.tasks
+        generation = await run.wait_newer(after_version, wait_s=wait_s, exit_event=tasks.exit)
+        if generation is None:
+            return Response(status_code=204)
+        return Response(headers=_headers(generation) | {"Content-Length": str(generation.num_bytes)})
+
+    @app.get("/v1/fragments/{fragment}", tags=["run"], summary="Bytes of the global parameters")
+    async def pull(
+        fragment: Fragment,
+        version: Annotated[int | None, Query(ge=0)] = None,
+        range: Annotated[str | None, Header()] = None,  # noqa: A002  (the name of the field)
+    ) -> Response:
+        generation = run.generation(version)
+        if range is None:
+            headers = _headers(generation) | {"Content-Length": str(generation.num_bytes)}
+            return StreamingResponse(_stream(generation, metrics), headers=headers)
+        part = parse_range(range, total=generation.num_bytes, max_bytes=CHUNK_BYTES)
+        data, digest = await asyncio.to_thread(_read, generation, part)
+        metrics.bytes.labels(Direction.OUT).inc(len(data))
+        headers = _headers(generation) | {
+            "Content-Range": format_content_range(part),
+            "Content-Digest": format_digest(digest),
+        }
+        return Response(data, status_code=206, headers=headers)
+
+    @app.get("/v1/state", tags=["run"], summary="Version, manifest and open round")
+    async def state() -> OuterState:
+        return run.state()
+
+
+def _chunk(data: bytes, content_range: str | None, content_digest: str | None, repr_digest: str | None) -> Chunk:
+    part = parse_content_range(content_range, length=len(data))
+    verify_digest(data, content_digest)
+    digest = parse_digest(repr_digest, field="Repr-Digest")
+    return Chunk(start=part.start, total=part.total, digest=digest, data=data)
+
+
+def _read(generation: Generation, part: ByteRange) -> tuple[bytes, bytes]:
+    try:
+        data = generation.read(part.start, part.stop)
+    except FileNotFoundError as exc:
+        raise VersionGoneError(
+            f"version {generation.version} is not kept any more", version=generation.version + 1, field="version"
+        ) from exc
+    return data, sha256(data)
+
+
+async def _stream(generation: Generation, metrics: Metrics) -> AsyncIterator[bytes]:
+    for start in range(0, generation.num_bytes, CHUNK_BYTES):
+        stop = min(start + CHUNK_BYTES, generation.num_bytes)
+        data = await asyncio.to_thread(generation.read, start, stop)
+        metrics.bytes.labels(Direction.OUT).inc(len(data))
+        yield data
+
+
+def _headers(generation: Generation) -> dict[str, str]:
+    return {
+        VERSION_HEADER: str(generation.version),
+        "Repr-Digest": format_digest(generation.digest),
+        "Accept-Ranges": "bytes",
+        "Content-Type": "application/octet-stream",
+    }
+
+
+async def _answer_version(_: Request, exc: Exception) -> Response:
+    """As other errors, with the current version in a field that needs no parsing."""
+    assert isinstance(exc, VersionError)
+    body = {"error": type(exc).__name__, "message": exc.message, "field": exc.field, "remedy": exc.remedy}
+    return JSONResponse(body, status_code=exc.http_status, headers={VERSION_HEADER: str(exc.version)})

@@ -1,0 +1,171 @@
+"""A generation: the global parameters and outer momentum after so many outer steps, as one immutable file.
+
+The file is safetensors with the tensors ``parameters.<name>`` and ``momentum.<name>``, each group in wire order and
+without gaps, so that the bytes that islands pull lie in one piece in the file.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from diloco.digest import sha256
+from diloco.fragment import num_bytes, num_elements, wire_bytes
+from diloco.schema import Manifest
+from diloco.synchronizer.storage import read_part, write_durably
+from diloco.tensorfile import LENGTH, header_bytes, layout, parse_header
+from service.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "generation-"
+SUFFIX = ".safetensors"
+CORRUPT_SUFFIX = ".corrupt"
+NUM_KEPT = 2
+"""The newest, and the one before it: for pulls that have begun, and in case the newest turns out to be damaged."""
+MAX_HEADER_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a generation remembers of the round that made it, and of the slots."""
+
+    applied: Mapping[int, str] = field(default_factory=dict)
+    """Digest (hex) of each slot's contribution: a repeat of one is not late, it is in."""
+    epochs: Mapping[int, int] = field(default_factory=dict)
+    """Newest epoch seen of each slot."""
+    outer_lr: float
+    outer_momentum: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """Where the parameters of one version lie on disk."""
+
+    version: int
+    manifest: Manifest
+    path: Path
+    data_offset: int
+    digest: bytes
+    """sha-256 of the parameters."""
+    outcome: Outcome
+
+    @property
+    def num_bytes(self) -> int:
+        return num_bytes(self.manifest)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes of the parameters in wire order."""
+        return read_part(self.path, offset=self.data_offset + start, length=stop - start)
+
+
+def path_of(directory: Path, version: int) -> Path:
+    return directory / f"{PREFIX}{version:012d}{SUFFIX}"
+
+
+def write_generation(
+    directory: Path, version: int, manifest: Manifest, parameters: Tensor, momentum: Tensor, *, outcome: Outcome
+) -> Generation:
+    """Put a generation on disk; it is complete there when this returns."""
+    digest = sha256(wire_bytes(parameters))
+    metadata = {
+        "version": str(version),
+        "manifest": manifest.model_dump_json(),
+        "parameters_sha256": digest.hex(),
+        "momentum_sha256": sha256(wire_bytes(momentum)).hex(),
+        "outer_lr": repr(outcome.outer_lr),
+        "outer_momentum": repr(outcome.outer_momentum),
+        "applied": json.dumps(dict(outcome.applied)),
+        "epochs": json.dumps(dict(outcome.epochs)),
+    }
+    header = header_bytes(_layout(manifest), metadata)
+    path = path_of(directory, version)
+    write_durably(path, (header, wire_bytes(parameters), wire_bytes(momentum)))
+    return Generation(
+        version=version, manifest=manifest, path=path, data_offset=len(header), digest=digest, outcome=outcome
+    )
+
+
+def read_generation(path: Path) -> tuple[Generation, Tensor, Tensor]:
+    """A generation from disk with its parameters and momentum.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    header_length = LENGTH.size + int.from_bytes(read_part(path, offset=0, length=LENGTH.size), "little")
+    header = parse_header(read_part(path, offset=0, length=min(header_length, MAX_HEADER_BYTES)))
+    try:
+        generation = _from_metadata(path, header.data_offset, header.metadata)
+    except (KeyError, ValueError, ValidationError) as exc:
+        raise InputError(f"metadata is damaged: {exc!r}", field=str(path)) from exc
+    size = num_elements(generation.manifest.tensors)
+    parameters, momentum = torch.empty(size), torch.empty(size)
+    with path.open("rb") as file:
+        file.seek(header.data_offset)
+        complete = all(file.readinto(wire_bytes(flat)) == generation.num_bytes for flat in (parameters, momentum))
+    intact = (
+        sha256(wire_bytes(parameters)) == generation.digest
+        and sha256(wire_bytes(momentum)).hex() == header.metadata["momentum_sha256"]
+    )
+    if not complete or not intact:
+        raise InputError("data is truncated or does not match its digest", field=str(path))
+    return generation, parameters, momentum
+
+
+def newest_generation(directory: Path) -> tuple[Generation, Tensor, Tensor] | None:
+    """The newest intact generation; None in a directory without any. Damaged newer ones are set aside, loudly.
+
+    Raises:
+        InputError: there are generations, and all are damaged.
+    """
+    damaged: list[Path] = []
+    for path in sorted(directory.glob(f"{PREFIX}*{SUFFIX}"), reverse=True):
+        try:
+            found = read_generation(path)
+        except (InputError, OSError) as exc:
+            logger.error("generation is damaged, going back to the one before path=%s reason=%s", path, exc)  # noqa: TRY400
+            damaged.append(path)
+        else:
+            for bad in damaged:
+                bad.replace(bad.with_name(bad.name + CORRUPT_SUFFIX))
+            return found
+    if damaged:
+        raise InputError(
+            f"all {len(damaged)} generations in {directory} are damaged",
+            field="directory",
+            remedy="restore one from a backup, or choose another --directory",
+        )
+    return None
+
+
+def prune_generations(directory: Path) -> None:
+    """Remove all but the newest `NUM_KEPT`."""
+    for path in sorted(directory.glob(f"{PREFIX}*{SUFFIX}"))[:-NUM_KEPT]:
+        path.unlink(missing_ok=True)
+
+
+def _layout(manifest: Manifest) -> list[tuple[str, tuple[int, ...]]]:
+    return layout(manifest.tensors, prefix="parameters.") + layout(manifest.tensors, prefix="momentum.")
+
+
+def _from_metadata(path: Path, data_offset: int, metadata: Mapping[str, str]) -> Generation:
+    return Generation(
+        version=int(metadata["version"]),
+        manifest=Manifest.model_validate_json(metadata["manifest"]),
+        path=path,
+        data_offset=data_offset,
+        digest=bytes.fromhex(metadata["parameters_sha256"]),
+        outcome=Outcome(
+            applied={int(slot): str(digest) for slot, digest in json.loads(metadata["applied"]).items()},
+            epochs={int(slot): int(epoch) for slot, epoch in json.loads(metadata["epochs"]).items()},
+            outer_lr=float(metadata["outer_lr"]),
+            outer_momentum=float(metadata["outer_momentum"]),
+        ),
+    )

@@ -1,0 +1,69 @@
+"""Chunks become uploads and complete uploads are verified: what receiving offers and contributions have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import TypeVar
+
+from diloco.synchronizer.metrics import Direction, Metrics
+from diloco.synchronizer.storage import disk_errors
+from diloco.synchronizer.upload import Chunk, Upload, Uploads
+from service.errors import InputError
+
+T = TypeVar("T")
+
+
+class Intake:
+    """The uploads in progress. The caller sees to it that the chunks of one name come one at a time."""
+
+    def __init__(self, directory: Path, metrics: Metrics, *, limit: int) -> None:
+        self._directory = directory
+        self._metrics = metrics
+        self._uploads = Uploads(limit=limit)
+
+    async def receive(
+        self,
+        name: str,
+        key: Hashable,
+        chunk: Chunk,
+        *,
+        begin: Callable[[], Upload],
+        verify: Callable[[Upload], T],
+    ) -> tuple[Upload, T | None] | None:
+        """Add a chunk to the upload of that name and key, and verify the whole once its last byte is there.
+
+        Returns None when the chunk belongs to no upload and begins none, and no verification while bytes are missing.
+
+        Raises:
+            InputError: the whole is not what was announced or not acceptable; the upload is gone.
+            UnavailableError: the disk fails; the upload stays, and the chunk may be sent again.
+        """
+        key = (key, chunk.digest, chunk.total)
+        upload = self._uploads.find(name, key)
+        if upload is None:
+            if chunk.start != 0:
+                return None
+            with disk_errors(self._directory):
+                upload = begin()
+            self._uploads.put(name, key, upload)
+        try:
+            verified = await asyncio.to_thread(self._take, upload, chunk, verify)
+        except InputError:
+            self._uploads.discard(name)
+            raise
+        self._metrics.bytes.labels(Direction.IN).inc(len(chunk.data))
+        return upload, verified
+
+    def forget(self, name: str) -> None:
+        """The upload's file has become something else."""
+        self._uploads.forget(name)
+
+    def discard_all(self) -> None:
+        self._uploads.discard_all()
+
+    def _take(self, upload: Upload, chunk: Chunk, verify: Callable[[Upload], T]) -> T | None:
+        with disk_errors(self._directory):
+            upload.append(chunk)
+            return verify(upload) if upload.is_complete else None

@@ -1,0 +1,75 @@
+"""What the synchronizer tells Prometheus."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from diloco.synchronizer.rounds import Close
+
+STEP_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+
+
+class Verdict(StrEnum):
+    """What became of an upload to the open round."""
+
+    ACCEPTED = "accepted"
+    REPLACED = "replaced"
+    """Accepted, in place of an earlier one of the same slot."""
+    REPEATED = "repeated"
+    """Had been accepted before."""
+    INVALID = "invalid"
+    LATE = "late"
+    EARLY = "early"
+    FENCED = "fenced"
+
+
+class Direction(StrEnum):
+    IN = "in"
+    OUT = "out"
+
+
+class Metrics:
+    """The series of one synchronizer, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        prefix = "wadiloco_synchronizer_"
+        self.rounds = Counter(
+            f"{prefix}rounds", "Outer steps taken, by why the round closed", ["outcome"], registry=self.registry
+        )
+        self.contributions = Counter(
+            f"{prefix}contributions", "Contributions by outcome", ["outcome"], registry=self.registry
+        )
+        self.bytes = Counter(f"{prefix}bytes", "Bytes of parameters moved", ["direction"], registry=self.registry)
+        self.step_failures = Counter(
+            f"{prefix}step_failures", "Outer steps that failed and were tried again", registry=self.registry
+        )
+        self.rounds_discarded = Counter(
+            f"{prefix}rounds_discarded", "Rounds whose outer step was not finite", registry=self.registry
+        )
+        self.step_seconds = Histogram(
+            f"{prefix}outer_step_seconds",
+            "Outer step including its way to disk",
+            buckets=STEP_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.open_contributions = Gauge(
+            f"{prefix}open_round_contributions", "Complete contributions to the open round", registry=self.registry
+        )
+        self.version = Gauge(
+            f"{prefix}version", "Outer steps in the global parameters", ["fragment"], registry=self.registry
+        )
+        self.pseudo_gradient_norm = Gauge(
+            f"{prefix}pseudo_gradient_norm",
+            "L2 norm of the last mean pseudo-gradient",
+            ["fragment"],
+            registry=self.registry,
+        )
+        for outcome in Close:
+            self.rounds.labels(outcome)
+        for verdict in Verdict:
+            self.contributions.labels(verdict)
+        for direction in Direction:
+            self.bytes.labels(direction)

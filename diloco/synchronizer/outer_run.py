@@ -1,0 +1,381 @@
+"""The outer state of a run: starts from an offer, takes contributions, closes rounds, publishes generations.
+
+The event loop owns this state; whatever touches a whole model (verification, outer step, files) runs in a thread. One
+lock per slot lets a slot's chunks come one at a time. The commit lock makes a contribution enter either the round that
+closes now or none: while an outer step runs, the last chunk of a contribution waits, and then learns the new version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from diloco.errors import ManifestError, NotInitializedError, VersionGoneError
+from diloco.fragment import first_difference, num_bytes
+from diloco.outer import OuterOptimizer
+from diloco.schema import ChunkReply, FragmentState, InitReply, Manifest, OuterState
+from diloco.synchronizer.config import SynchronizerSettings
+from diloco.synchronizer.generation import (
+    NUM_KEPT,
+    Generation,
+    Outcome,
+    newest_generation,
+    prune_generations,
+    write_generation,
+)
+from diloco.synchronizer.intake import Intake
+from diloco.synchronizer.metrics import Metrics, Verdict
+from diloco.synchronizer.open_round import OpenRound
+from diloco.synchronizer.rounds import Claim, Close
+from diloco.synchronizer.step import NonFiniteStepError, Step, take_step
+from diloco.synchronizer.storage import disk_errors
+from diloco.synchronizer.upload import (
+    Chunk,
+    Upload,
+    accept_contribution,
+    begin_contribution,
+    begin_offer,
+    read_offer,
+    recover_contributions,
+    verify_contribution,
+)
+from diloco.tensorfile import parse_offer
+from service.errors import InputError, UnavailableError
+from service.tasks import wait_for_exit
+
+logger = logging.getLogger(__name__)
+
+FRAGMENT = 0
+STEP_RETRY_S = 2.0
+"""Pause after an outer step that failed, as on a full disk: soon enough for islands that wait at the other end."""
+SPARE_UPLOADS = 8
+"""Uploads in progress beyond one per slot of the quorum: offers, and slots that come and go."""
+
+
+class Signal:
+    """Wakes everyone who waits for the next change."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def notify(self) -> None:
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def wait(self, timeout_s: float | None) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._event.wait()
+
+
+class OuterRun:
+    """The global parameters of one run and their open round."""
+
+    def __init__(
+        self, settings: SynchronizerSettings, metrics: Metrics, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.problem: str | None = None
+        """Why the last outer step failed; None when it did not."""
+        self._settings = settings
+        self._directory = settings.directory
+        self._metrics = metrics
+        self._clock = clock
+        self._outer: OuterOptimizer | None = None
+        self._round: OpenRound | None = None
+        self._generations: dict[int, Generation] = {}
+        self._intake = Intake(settings.directory, metrics, limit=settings.quorum + SPARE_UPLOADS)
+        self._changed = Signal()
+        self._commit_lock = asyncio.Lock()
+        self._offer_lock = asyncio.Lock()
+        self._slot_locks: dict[int, asyncio.Lock] = {}
+
+    def load(self) -> None:
+        """Go on from the directory: the newest intact generation, and the contributions to the round on top of it."""
+        found = newest_generation(self._directory)
+        if found is None:
+            logger.info("waiting for initial parameters directory=%s", self._directory)
+            return
+        generation, parameters, momentum = found
+        self._warn_of_changes(generation.outcome)
+        open_round = self._start(generation, parameters, momentum)
+        for accepted in recover_contributions(
+            self._directory, round_number=generation.version, num_bytes=generation.num_bytes
+        ):
+            age_s = max(time.time() - accepted.path.stat().st_mtime, 0.0)
+            open_round.admit(accepted, now_s=self._clock() - age_s)
+        self._metrics.open_contributions.set(len(open_round.accepted))
+        logger.info(
+            "resumed directory=%s version=%d open_round_slots=%s",
+            self._directory,
+            generation.version,
+            sorted(open_round.accepted),
+        )
+
+    async def offer(self, chunk: Chunk) -> InitReply:
+        """Take a chunk of somebody's initial parameters; the first offer to be complete starts the run.
+
+        Raises:
+            ManifestError: the run has another model.
+        """
+        async with self._offer_lock:
+            if chunk.start == 0:
+                self._check_offer(chunk)
+            if self._round is not None:
+                return InitReply(accepted=False, version=self._round.generation.version)
+            name = f"offer-{chunk.digest.hex()[:16]}"
+            received = await self._intake.receive(
+                name, None, chunk, begin=lambda: begin_offer(self._directory, name, chunk), verify=read_offer
+            )
+            if received is None or received[1] is None:
+                received_bytes = received[0].received if received else 0
+                return InitReply(accepted=False, version=0, received_bytes=received_bytes, complete=False)
+            manifest, parameters = received[1]
+            await self._initialize(manifest, parameters)
+            return InitReply(accepted=True, version=0, received_bytes=chunk.total)
+
+    async def contribute(self, claim: Claim, chunk: Chunk) -> ChunkReply:
+        """Take a chunk of a contribution; with the last one it is verified, written, and in the round.
+
+        Raises:
+            RoundClosedError, FencedError: it is not for the open round, or not from the owner of the slot.
+        """
+        async with self._slot_locks.setdefault(claim.slot, asyncio.Lock()):
+            if self._require_round().is_repeated(claim, chunk.digest):
+                return self._completed(chunk, Verdict.REPEATED)
+            open_round = self._admit(claim)
+            if chunk.total != open_round.generation.num_bytes:
+                raise InputError(
+                    f"contribution has {chunk.total} bytes, the parameters have {open_round.generation.num_bytes}",
+                    field="Content-Range",
+                    remedy="run every island with the same model",
+                )
+            open_round.see_epoch(claim)
+            try:
+                received = await self._intake.receive(
+                    f"slot-{claim.slot}",
+                    claim,
+                    chunk,
+                    begin=lambda: begin_contribution(self._directory, claim, chunk),
+                    verify=verify_contribution,
+                )
+            except InputError:
+                self._metrics.contributions.labels(Verdict.INVALID).inc()
+                raise
+            if received is None or received[1] is None:
+                received_bytes = received[0].received if received else 0
+                version = open_round.generation.version
+                return ChunkReply(received_bytes=received_bytes, complete=False, version=version)
+            return await self._accept(claim, chunk, received[0])
+
+    async def wait_newer(self, after_version: int, *, wait_s: float, exit_event: asyncio.Event) -> Generation | None:
+        """The newest generation once it is newer than that; None when the time, or the process, ends before."""
+        deadline_s = self._clock() + wait_s
+        while True:
+            if self._round is not None and self._round.generation.version > after_version:
+                return self._round.generation
+            left_s = deadline_s - self._clock()
+            if exit_event.is_set() or left_s <= 0:
+                return None
+            await self._changed.wait(left_s)
+
+    def generation(self, version: int | None) -> Generation:
+        """The generation of that version, or the newest."""
+        newest = self._require_round().generation
+        if version is None:
+            return newest
+        if version not in self._generations:
+            raise VersionGoneError(
+                f"version {version} is not kept, the newest is {newest.version}",
+                version=newest.version,
+                field="version",
+            )
+        return self._generations[version]
+
+    def state(self) -> OuterState:
+        return OuterState(
+            initialized=self._round is not None,
+            quorum=self._settings.quorum,
+            outer_lr=self._settings.outer_lr,
+            outer_momentum=self._settings.outer_momentum,
+            manifest=self._round.generation.manifest if self._round else None,
+            fragments=(self._fragment_state(self._round),) if self._round else (),
+        )
+
+    async def close_rounds(self, exit_event: asyncio.Event) -> None:
+        """Close rounds as they become due, until the exit."""
+        while not exit_event.is_set():
+            if self._round is None or self._round.close_reason(self._clock()) is None:
+                closes_at_s = self._round.closes_at_s if self._round else None
+                await self._changed.wait(None if closes_at_s is None else closes_at_s - self._clock())
+            elif not await self._close_round(self._round):
+                await wait_for_exit(exit_event, STEP_RETRY_S)
+
+    async def announce_exit(self, exit_event: asyncio.Event) -> None:
+        """Release everyone who waits for a version when the process ends."""
+        await exit_event.wait()
+        self._changed.notify()
+
+    async def _accept(self, claim: Claim, chunk: Chunk, upload: Upload) -> ChunkReply:
+        async with self._commit_lock:
+            # The round may have closed while the contribution was verified.
+            open_round = self._admit(claim)
+            with disk_errors(self._directory):
+                accepted = await asyncio.to_thread(accept_contribution, self._directory, claim, upload)
+            self._intake.forget(f"slot-{claim.slot}")
+            replaces = open_round.admit(accepted, now_s=self._clock())
+        self._metrics.open_contributions.set(len(open_round.accepted))
+        self._changed.notify()
+        return self._completed(chunk, Verdict.REPLACED if replaces else Verdict.ACCEPTED)
+
+    def _admit(self, claim: Claim) -> OpenRound:
+        """The open round, which the claim may enter."""
+        open_round = self._require_round()
+        reason = open_round.refusal(claim)
+        if reason is not None:
+            self._metrics.contributions.labels(reason).inc()
+            raise open_round.error(claim, reason)
+        return open_round
+
+    def _completed(self, chunk: Chunk, verdict: Verdict) -> ChunkReply:
+        self._metrics.contributions.labels(verdict).inc()
+        version = self._require_round().generation.version
+        return ChunkReply(received_bytes=chunk.total, complete=True, version=version)
+
+    async def _close_round(self, open_round: OpenRound) -> bool:
+        """Take the outer step and publish it; False when it has to be tried again."""
+        assert self._outer is not None
+        async with self._commit_lock:
+            began_s = self._clock()
+            reason = open_round.close_reason(began_s)
+            if reason is None:
+                return True
+            accepted, epochs = dict(open_round.accepted), dict(open_round.epochs)
+            base = open_round.generation
+            try:
+                step = await asyncio.to_thread(take_step, self._directory, self._outer, base, accepted, epochs)
+            except NonFiniteStepError as exc:
+                self._metrics.rounds_discarded.inc()
+                logger.error("round discarded slots=%s reason=%s", sorted(accepted), exc)  # noqa: TRY400
+                open_round.clear()
+            except UnavailableError as exc:
+                logger.warning("outer step failed, the round stays open reason=%s", exc)
+                return self._failed(exc)
+            except Exception as exc:
+                logger.exception("outer step failed, the round stays open")
+                return self._failed(exc)
+            else:
+                self._outer.commit()
+                self._publish(step.generation)
+                self._report(step, reason, sorted(accepted), self._clock() - began_s)
+            self._metrics.open_contributions.set(0)
+            await asyncio.to_thread(self._tidy, [a.path for a in accepted.values()])
+        return True
+
+    def _report(self, step: Step, reason: Close, slots: list[int], seconds: float) -> None:
+        self.problem = None
+        self._metrics.rounds.labels(reason).inc()
+        self._metrics.step_seconds.observe(seconds)
+        self._metrics.pseudo_gradient_norm.labels(FRAGMENT).set(step.pseudo_gradient_norm)
+        logger.info(
+            "outer step version=%d closed_by=%s slots=%s tokens=%d pseudo_gradient_norm=%.6g seconds=%.3f",
+            step.generation.version,
+            reason,
+            slots,
+            step.tokens,
+            step.pseudo_gradient_norm,
+            seconds,
+        )
+
+    def _failed(self, exc: Exception) -> bool:
+        self._metrics.step_failures.inc()
+        self.problem = f"outer step failed: {exc}"
+        return False
+
+    def _publish(self, generation: Generation) -> OpenRound:
+        """Make the generation the one that islands pull, and open the round on top of it."""
+        epochs = self._round.epochs if self._round else {}
+        self._generations[generation.version] = generation
+        for version in sorted(self._generations)[:-NUM_KEPT]:
+            del self._generations[version]
+        settings = self._settings
+        self._round = OpenRound(generation, quorum=settings.quorum, timeout_s=settings.round_timeout_s, epochs=epochs)
+        # What is still being uploaded was meant for the round before.
+        self._intake.discard_all()
+        self._metrics.version.labels(FRAGMENT).set(generation.version)
+        self._changed.notify()
+        return self._round
+
+    def _tidy(self, contributions: list[Path]) -> None:
+        """Remove files that no longer count; what cannot be removed is removed at the next start."""
+        with contextlib.suppress(OSError):
+            for path in contributions:
+                path.unlink(missing_ok=True)
+            prune_generations(self._directory)
+
+    def _check_offer(self, chunk: Chunk) -> None:
+        """Refuse an offer at its first chunk if its end could only be refused."""
+        manifest, data_offset = parse_offer(chunk.data)
+        size = num_bytes(manifest)
+        if chunk.total != data_offset + size:
+            raise InputError(
+                f"offer has {chunk.total} bytes, its manifest needs {data_offset + size}", field="manifest"
+            )
+        if size > self._settings.max_contribution_bytes:
+            raise InputError(
+                f"the parameters have {size} bytes, max_contribution_bytes is {self._settings.max_contribution_bytes}",
+                field="max_contribution_bytes",
+                remedy="raise --max-contribution-bytes of the synchronizer",
+            )
+        difference = first_difference(self._round.generation.manifest, manifest) if self._round else None
+        if difference is not None:
+            raise ManifestError(
+                f"the model differs from that of the run in {self._directory}: {difference}",
+                field="manifest",
+                remedy="start the synchronizer with another --directory, or the island with the run's model",
+            )
+
+    async def _initialize(self, manifest: Manifest, parameters: Tensor) -> None:
+        momentum = torch.zeros_like(parameters)
+        outcome = Outcome(outer_lr=self._settings.outer_lr, outer_momentum=self._settings.outer_momentum)
+
+        def write() -> Generation:
+            with disk_errors(self._directory):
+                return write_generation(self._directory, 0, manifest, parameters, momentum, outcome=outcome)
+
+        self._start(await asyncio.to_thread(write), parameters, momentum)
+        logger.info("run starts tensors=%d bytes=%d", len(manifest.tensors), num_bytes(manifest))
+
+    def _start(self, generation: Generation, parameters: Tensor, momentum: Tensor) -> OpenRound:
+        settings = self._settings
+        self._outer = OuterOptimizer(parameters, momentum, lr=settings.outer_lr, mu=settings.outer_momentum)
+        return self._publish(generation)
+
+    def _warn_of_changes(self, outcome: Outcome) -> None:
+        for name in ("outer_lr", "outer_momentum"):
+            before, now = getattr(outcome, name), getattr(self._settings, name)
+            if before != now:
+                logger.warning("setting changed within a run, new value from now on %s=%r before=%r", name, now, before)
+
+    def _require_round(self) -> OpenRound:
+        if self._round is None:
+            raise NotInitializedError(
+                "there are no global parameters yet", field="fragment", remedy="offer initial ones first"
+            )
+        return self._round
+
+    def _fragment_state(self, open_round: OpenRound) -> FragmentState:
+        generation = open_round.generation
+        return FragmentState(
+            fragment=FRAGMENT,
+            version=generation.version,
+            num_bytes=generation.num_bytes,
+            digest=generation.digest.hex(),
+            open_round=open_round.state(to_unix_s=time.time() - self._clock()),
+        )

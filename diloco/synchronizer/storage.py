@@ -1,0 +1,98 @@
+"""Files of the state directory: writes that are atomic and durable, and errors that say what to do about them.
+
+lock                                  held by the one process that owns the directory
+generation-<version>.safetensors      parameters and momentum after <version> outer steps; the last two are kept
+contribution-<round>-<slot>.safetensors   accepted for the open round
+*.part                                being written; removed at start
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from service.errors import ConfigError, ConflictError, UnavailableError
+
+PART_SUFFIX = ".part"
+
+
+@contextlib.contextmanager
+def owned(directory: Path) -> Iterator[None]:
+    """Make the directory ours while the block runs, free of what an earlier owner left half written.
+
+    Raises:
+        ConfigError: it cannot be created or written.
+        ConflictError: another process has it.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / "lock").open("wb")
+    except OSError as exc:
+        raise _unusable(directory, exc) from exc
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise ConflictError(
+                f"{directory} belongs to a running synchronizer",
+                field="directory",
+                remedy="stop it, or choose another --directory",
+            ) from exc
+        for leftover in directory.glob(f"*{PART_SUFFIX}"):
+            leftover.unlink()
+        yield
+
+
+@contextlib.contextmanager
+def disk_errors(directory: Path) -> Iterator[None]:
+    """Report a failing disk as a state that may pass: the caller keeps what it has and tries again."""
+    try:
+        yield
+    except OSError as exc:
+        raise UnavailableError(
+            f"cannot write to {directory}: {exc.strerror or exc}",
+            field="directory",
+            remedy="free space or repair the disk; nothing accepted is lost and it is tried again",
+        ) from exc
+
+
+def write_durably(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+    """Replace the file by these bytes: after a crash it is either as it was or complete."""
+    part = path.with_name(path.name + PART_SUFFIX)
+    try:
+        with part.open("wb") as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        publish(part, path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def publish(part: Path, path: Path) -> None:
+    """Give a file that is already on disk its final name, durably."""
+    part.replace(path)
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_part(path: Path, *, offset: int, length: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(length)
+
+
+def _unusable(directory: Path, exc: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot write to {directory}: {exc.strerror or exc}",
+        field="directory",
+        remedy="choose a --directory that this user may write to",
+    )
