@@ -2,16 +2,283 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich import box
 from rich.table import Table
 
-from replay.summary import Summary
+from replay.stats import metric_value
+from replay.summary import Comparison, Run, Summary
+
+MIN_SEEDS = 5
+"""Below this no significance is claimed: even a perfect separation of 4 seeds has p = 0.125."""
+ALPHA = 0.05
+UNKNOWN = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    title: str
+    cell: Callable[[Sequence[Run]], str]
+    short: str | None = None
+    """Title in a terminal, where only the columns that have one fit into 80 characters."""
 
 
 def render_markdown(summary: Summary) -> str:
     """``report.md``."""
-    raise NotImplementedError
+    sections = [
+        f"# Replay of {summary.trace}",
+        _setting(summary),
+        "## Policies",
+        _markdown_table([column.title for column in COLUMNS], table_rows(summary, COLUMNS)),
+        _legend(summary),
+        "## Comparisons",
+        _comparisons(summary),
+        _gap(summary),
+        _picture(summary),
+        "## What was replayed",
+        _replayed(summary),
+        "## How far this carries",
+        _bullets(caveats(summary)),
+        _problems(summary),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
 
 
 def render_table(summary: Summary) -> Table:
     """The table per policy for a terminal."""
-    raise NotImplementedError
+    columns = [column for column in COLUMNS if column.short is not None]
+    num_failed = sum(sum(run.failed_requests.values()) for run in summary.runs)
+    table = Table(
+        title=f"{summary.trace}: SLO {_slo(summary)}",
+        caption=f"{_count(num_failed, 'request')} failed (counted as violations)" if num_failed else None,
+        title_justify="left",
+        caption_justify="left",
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for number, column in enumerate(columns):
+        table.add_column(column.short or column.title, justify="right" if number else "left", no_wrap=number == 0)
+    for row in table_rows(summary, columns):
+        table.add_row(*row)
+    return table
+
+
+def table_rows(summary: Summary, columns: Sequence[Column]) -> list[list[str]]:
+    """One row per policy, in the order in which they first ran."""
+    by_policy: dict[str, list[Run]] = {}
+    for run in summary.runs:
+        by_policy.setdefault(run.policy, []).append(run)
+    return [[column.cell(runs) for column in columns] for runs in by_policy.values()]
+
+
+def caveats(summary: Summary) -> list[str]:
+    """What a careful reader must know before believing a difference."""
+    num_seeds = len({run.seed for run in summary.runs})
+    found = []
+    if num_seeds < MIN_SEEDS:
+        found.append(
+            f"{_count(num_seeds, 'seed')}: differences between policies are not claimed to be significant "
+            f"(that takes {MIN_SEEDS} seeds or more). Read them as one observation."
+        )
+    num_draws = len({run.draw for run in summary.runs if run.policy == "random_deferral"})
+    if num_draws and num_draws < MIN_SEEDS:
+        found.append(f"random_deferral had {_count(num_draws, 'draw')} per seed; its mean needs {MIN_SEEDS} or more.")
+    syncs = {run.outer_syncs for run in summary.runs if run.policy != "no_sync"}
+    if len(syncs) > 1:
+        found.append(
+            f"The runs spent different numbers of outer syncs ({min(syncs)} to {max(syncs)}), so their violation "
+            "rates are not a fair comparison of when to sync."
+        )
+    late_ms = max((run.loadgen_late_p99_ms or 0.0 for run in summary.runs), default=0.0)
+    if late_ms > summary.slo.threshold_ms / 10:
+        found.append(
+            f"The load generator itself was up to {late_ms:.0f} ms late (p99), over a tenth of the threshold: the "
+            "machine was too busy to measure on."
+        )
+    if any(run.failed_requests for run in summary.runs):
+        found.append("Failed requests count as violations, and their latencies are in no percentile.")
+    if any(run.mode == "sim" for run in summary.runs):
+        found.append("Simulated runs are estimates from a fitted service model, not measurements.")
+    return [*found, "Latencies hold for this machine and this model only; compare policies within one table."]
+
+
+def _setting(summary: Summary) -> str:
+    budget = summary.budget
+    syncs = "no limit" if budget.outer_syncs is None else _count(budget.outer_syncs, "outer sync")
+    lines = [f"SLO: {_slo(summary)}.", f"Sync budget: {syncs}, at least {budget.min_gap_s:g} s apart."]
+    if summary.generated_at:
+        lines.append(f"Made {summary.generated_at}.")
+    return " ".join(lines)
+
+
+def _legend(summary: Summary) -> str:
+    return (
+        "Where a policy ran several times, figures are means over its runs (of the runs' percentiles too), with the "
+        "lowest and highest in brackets. *Sync excess*: share of all requests that violated the objective beyond the "
+        "rate among requests that met no sync. *Late*: how much after its planned time the load generator sent a "
+        f"request (p99, worst run). Violations are requests over {summary.slo.threshold_ms:g} ms and failed ones."
+    )
+
+
+def _comparisons(summary: Summary) -> str:
+    if not summary.comparisons:
+        return "None: neither no_sync nor random_deferral ran on a common seed with another policy."
+    titles = ["policy", "against", "metric", "mean difference", "95 % interval", "p", "seeds", "reading"]
+    return _markdown_table(titles, [_comparison_row(comparison) for comparison in summary.comparisons])
+
+
+def _comparison_row(found: Comparison) -> list[str]:
+    low, high = found.ci95
+    is_share = found.metric.endswith("_rate")
+    show = _points if is_share else _signed
+    interval = f"{show(low)} to {show(high)}" if found.n > 1 else UNKNOWN
+    p_value = f"{found.p_value:.3g}" if found.n > 1 else UNKNOWN
+    return [found.a, found.b, found.metric, show(found.mean_diff), interval, p_value, str(found.n), reading(found)]
+
+
+def reading(found: Comparison) -> str:
+    """A comparison in words, never stronger than its data."""
+    if found.n < MIN_SEEDS:
+        return "too few seeds to tell"
+    if found.p_value >= ALPHA:
+        return "no difference shown"
+    return f"{found.a} is {'lower' if found.mean_diff < 0 else 'higher'}"
+
+
+def _gap(summary: Summary) -> str:
+    known = {policy: share for policy, share in summary.gap_closed.items() if share is not None}
+    if not known:
+        return ""
+    shares = ", ".join(f"{policy} {share:.0%}" for policy, share in known.items())
+    return f"Share of the way from random_deferral to the oracle: {shares}."
+
+
+def _picture(summary: Summary) -> str:
+    return f"![Load, training, syncs and violations over time]({summary.timeline})" if summary.timeline else ""
+
+
+def _replayed(summary: Summary) -> str:
+    lines = []
+    if summary.slice is not None:
+        part = summary.slice
+        lines.append(
+            f"Slice: {part.duration_s:g} s from {part.start_s:g} s of {summary.trace} ({part.format}) at "
+            f"{part.rate_scale:g} times its rate: {_count(part.num_requests, 'request')}, mean "
+            f"{part.mean_rate_per_s:.2f}/s, peak {part.peak_rate_per_s:.0f}/s, variance/mean of the counts per second "
+            f"{part.variance_to_mean:.1f} (1 is Poisson), {part.empty_frac:.0%} of the seconds empty."
+        )
+    if summary.scaling is not None:
+        scaling = summary.scaling
+        lines.append(
+            f"Lengths: prompts times {scaling.prompt_factor:.3g}, at most {scaling.max_prompt_tokens} tokens "
+            f"({scaling.prompt_clipped_frac:.1%} cut), mean {scaling.prompt_tokens_mean:.0f}; answers times "
+            f"{scaling.output_factor:.3g}, at most {scaling.max_output_tokens} tokens "
+            f"({scaling.output_clipped_frac:.1%} cut), mean {scaling.output_tokens_mean:.0f}. Prompts are random "
+            "tokens, different in each request, so that no prefix cache helps."
+        )
+    if summary.machine is not None:
+        lines.append(f"Machine: {_machine(summary)}.")
+    return _bullets(lines)
+
+
+def _machine(summary: Summary) -> str:
+    machine = summary.machine
+    assert machine is not None
+    parts = [_count(machine.cpu_count, "CPU core")]
+    if machine.cpu_model:
+        parts[0] += f" ({machine.cpu_model})"
+    if machine.memory_bytes:
+        parts.append(f"{machine.memory_bytes / 2**30:.0f} GiB memory")
+    return ", ".join([*parts, machine.platform, f"Python {machine.python}"])
+
+
+def _problems(summary: Summary) -> str:
+    lines = [f"{run.policy}, seed {run.seed}, draw {run.draw}: {text}" for run in summary.runs for text in run.errors]
+    notes = [f"{run.policy}, seed {run.seed}, draw {run.draw}: {text}" for run in summary.runs for text in run.notes]
+    found = [*lines, *notes, *summary.notes]
+    return "## Errors and notes\n\n" + _bullets(found) if found else ""
+
+
+def _slo(summary: Summary) -> str:
+    return f"{summary.slo.metric} at most {summary.slo.threshold_ms:g} ms"
+
+
+def _markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    rule = [":---", *("---:" for _ in titles[1:])]
+    escaped = ([cell.replace("|", "\\|") for cell in row] for row in (titles, rule, *rows))
+    return "\n".join(f"| {' | '.join(row)} |" for row in escaped)
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _points(share: float) -> str:
+    return f"{share * 100:+.2f} points"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3g}"
+
+
+def _mean(runs: Sequence[Run], metric: str) -> float | None:
+    values = [value for run in runs if (value := metric_value(run, metric)) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def _total(metric: str) -> Callable[[Sequence[Run]], str]:
+    return lambda runs: f"{sum(metric_value(run, metric) or 0 for run in runs):,.0f}"
+
+
+def _average(metric: str, form: str) -> Callable[[Sequence[Run]], str]:
+    return lambda runs: UNKNOWN if (value := _mean(runs, metric)) is None else format(value, form)
+
+
+def _latency(metric: str) -> Callable[[Sequence[Run]], str]:
+    p50, p95 = _average(f"{metric}.p50", ".0f"), _average(f"{metric}.p95", ".0f")
+    return lambda runs: f"{p50(runs)}/{p95(runs)}"
+
+
+def _violation_rate(runs: Sequence[Run]) -> str:
+    rates = [run.violation_rate for run in runs]
+    spread = f" ({min(rates):.1%} to {max(rates):.1%})" if len(rates) > 1 else ""
+    return f"{sum(rates) / len(rates):.1%}{spread}"
+
+
+def _loss(runs: Sequence[Run]) -> str:
+    first, final = _mean(runs, "first_loss"), _mean(runs, "final_loss")
+    if final is None:
+        return UNKNOWN
+    return f"{final:.2f}" if first is None else f"{first:.2f}→{final:.2f}"
+
+
+def _late(runs: Sequence[Run]) -> str:
+    known = [run.loadgen_late_p99_ms for run in runs if run.loadgen_late_p99_ms is not None]
+    return f"{max(known):.1f}" if known else UNKNOWN
+
+
+COLUMNS = (
+    Column("policy", lambda runs: runs[0].policy, short="policy"),
+    Column("runs", lambda runs: str(len(runs))),
+    Column("requests", _total("requests"), short="requests"),
+    Column("violations", _violation_rate, short="violated"),
+    Column("sync excess", _average("sync_excess_rate", ".1%"), short="sync\nexcess"),
+    Column("TTFT p50/p95 ms", _latency("ttft_ms"), short="TTFT ms\np50/p95"),
+    Column("ITL p50/p95 ms", _latency("itl_ms")),
+    Column("e2e p50/p95 ms", _latency("e2e_ms"), short="e2e ms\np50/p95"),
+    Column("failed", lambda runs: f"{sum(sum(run.failed_requests.values()) for run in runs):,}"),
+    Column("outer syncs", _average("outer_syncs", ".3g"), short="outer\nsyncs"),
+    Column("in sync s", _average("sync_busy_s", ".1f")),
+    Column("inner steps", _average("inner_steps", ",.0f"), short="inner\nsteps"),
+    Column("tokens trained", _average("tokens_trained", ",.0f")),
+    Column("loss", _loss, short="loss"),
+    Column("late ms", _late),
+)

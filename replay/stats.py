@@ -1,11 +1,35 @@
-"""Statistics of a replay: percentiles, what syncs cost, paired comparisons."""
+"""Statistics of a replay (pure).
+
+**Sync excess.** A request *meets* a sync when their times overlap. With r the violation rate of the requests that meet
+none, the syncs are charged with what exceeds r: excess = (violations among the m that meet one - r m) / all requests.
+It can be negative by chance. Long requests meet syncs more often and violate more often anyway, so it errs upwards.
+
+**Paired test.** The unit is the seed: per seed the difference of two policies (each the mean over its draws). If the
+policies were alike, every sign would be as likely: p = share of the 2^n sign patterns whose absolute mean is at least
+the one seen (all patterns up to n = 16, else 65,536 random ones with the one seen counted in). The smallest p that n
+seeds can give is 2^(1-n): 0.06 with 5, below 0.01 from 8 on.
+
+**Interval.** 95 % percentile bootstrap of the mean difference over seeds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bisect
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from replay.summary import Comparison, Percentiles, Run
+
+EXACT_UP_TO = 16
+NUM_SIGN_PATTERNS = 1 << EXACT_UP_TO
+NUM_RESAMPLES = 10_000
+REFERENCES = frozenset({"no_sync", "random_deferral", "oracle"})
+"""Policies that define the gap, so that a share of it says nothing about them."""
+SMALLEST_GAP = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,19 +42,122 @@ class Outcome:
 
 
 def percentiles(values: Sequence[float]) -> Percentiles | None:
-    raise NotImplementedError
+    """p50, p95 and p99 (linear interpolation); None without values."""
+    if not values:
+        return None
+    p50, p95, p99 = np.percentile(np.asarray(values, dtype=float), (50, 95, 99))
+    return Percentiles(p50=float(p50), p95=float(p95), p99=float(p99))
 
 
 def sync_excess_rate(outcomes: Sequence[Outcome], windows: Sequence[tuple[float, float]]) -> float | None:
-    raise NotImplementedError
+    """Share of all requests that violated the objective because of syncs; None if every request met one."""
+    if not windows:
+        return 0.0 if outcomes else None
+    merged = _merge(windows)
+    during = [outcome.violated for outcome in outcomes if _overlaps(outcome, merged)]
+    num_other = len(outcomes) - len(during)
+    if num_other == 0:
+        return None
+    violations_other = sum(outcome.violated for outcome in outcomes) - sum(during)
+    return (sum(during) - violations_other / num_other * len(during)) / len(outcomes)
+
+
+def sign_flip_p_value(differences: Sequence[float], *, seed: int = 0) -> float:
+    """Two-sided p of the paired sign-flip permutation test of "mean 0"."""
+    values = np.asarray(differences, dtype=float)
+    assert values.size > 0
+    seen = abs(values.sum())
+    # Sums of the same numbers in another order differ in the last bits; a pattern as extreme must count.
+    at_least = seen - 1e-12 * float(np.abs(values).sum())
+    if values.size <= EXACT_UP_TO:
+        sums = np.zeros(1)
+        for value in values:
+            sums = np.concatenate((sums + value, sums - value))
+        return float(np.mean(np.abs(sums) >= at_least))
+    signs = np.random.default_rng(seed).integers(0, 2, size=(NUM_SIGN_PATTERNS, values.size), dtype=np.int8) * 2 - 1
+    as_extreme = int(np.count_nonzero(np.abs(signs @ values) >= at_least))
+    return (as_extreme + 1) / (NUM_SIGN_PATTERNS + 1)
+
+
+def bootstrap_ci95(differences: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
+    """95 % percentile bootstrap interval of the mean."""
+    values = np.asarray(differences, dtype=float)
+    assert values.size > 0
+    picks = np.random.default_rng(seed).integers(0, values.size, size=(NUM_RESAMPLES, values.size))
+    low, high = np.percentile(values[picks].mean(axis=1), (2.5, 97.5))
+    return float(low), float(high)
 
 
 def compare(runs: Sequence[Run], *, a: str, b: str, metric: str = "violation_rate", seed: int = 0) -> Comparison | None:
     """Policy ``a`` minus ``b``, paired over the seeds that both ran (mean over draws); None without a common seed."""
-    raise NotImplementedError
+    by_seed_a, by_seed_b = mean_by_seed(runs, a, metric), mean_by_seed(runs, b, metric)
+    differences = [by_seed_a[number] - by_seed_b[number] for number in sorted(by_seed_a.keys() & by_seed_b.keys())]
+    if not differences:
+        return None
+    return Comparison(
+        a=a,
+        b=b,
+        metric=metric,
+        mean_diff=sum(differences) / len(differences),
+        ci95=bootstrap_ci95(differences, seed=seed),
+        p_value=sign_flip_p_value(differences, seed=seed),
+        n=len(differences),
+    )
 
 
 def gap_closed(
     runs: Sequence[Run], *, random: str = "random_deferral", oracle: str = "oracle"
 ) -> dict[str, float | None]:
-    raise NotImplementedError
+    """Policy → (random - policy) / (random - oracle) of the violation rates over common seeds; None if unknown."""
+    policies = sorted({run.policy for run in runs} - REFERENCES - {random, oracle})
+    return {policy: _share_of_gap(runs, policy, random, oracle) for policy in policies}
+
+
+def mean_by_seed(runs: Sequence[Run], policy: str, metric: str) -> dict[int, float]:
+    """Seed → mean of ``metric`` over the draws of ``policy``; draws where it is unknown are left out.
+
+    ``metric`` is a field of `Run`, or a percentile such as ``e2e_ms.p95``.
+    """
+    values: defaultdict[int, list[float]] = defaultdict(list)
+    for run in runs:
+        value = metric_value(run, metric) if run.policy == policy else None
+        if value is not None:
+            values[run.seed].append(value)
+    return {number: sum(group) / len(group) for number, group in values.items()}
+
+
+def metric_value(run: Run, metric: str) -> float | None:
+    name, _, percentile = metric.partition(".")
+    value = getattr(run, name)
+    if percentile and value is not None:
+        value = getattr(value, percentile)
+    return None if value is None else float(value)
+
+
+def _share_of_gap(runs: Sequence[Run], policy: str, random: str, oracle: str) -> float | None:
+    rates: Mapping[str, dict[int, float]] = {
+        name: mean_by_seed(runs, name, "violation_rate") for name in (policy, random, oracle)
+    }
+    seeds = set.intersection(*(set(by_seed) for by_seed in rates.values()))
+    if not seeds:
+        return None
+    mean = {name: sum(by_seed[number] for number in seeds) / len(seeds) for name, by_seed in rates.items()}
+    gap = mean[random] - mean[oracle]
+    # An oracle no better than random leaves nothing to close; a share of a negative gap would turn its meaning round.
+    return None if gap < SMALLEST_GAP else (mean[random] - mean[policy]) / gap
+
+
+def _merge(windows: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    merged: list[tuple[float, float]] = []
+    for start_s, end_s in sorted(windows):
+        if merged and start_s <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end_s, merged[-1][1]))
+        else:
+            merged.append((start_s, end_s))
+    return merged
+
+
+def _overlaps(outcome: Outcome, merged: Sequence[tuple[float, float]]) -> bool:
+    # The last window that begins before the request ends is the only one that can still reach it.
+    position = bisect.bisect_right(merged, (outcome.end_s, math.inf)) - 1
+    return position >= 0 and merged[position][1] >= outcome.start_s

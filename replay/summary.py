@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from service.errors import InputError, UnavailableError
 
 
 class _Part(BaseModel):
@@ -126,9 +129,38 @@ class Summary(_Part):
 
 
 def write_json(summary: Summary, path: Path) -> None:
-    """Write atomically: readers see the old file or the new one."""
-    raise NotImplementedError
+    """Write atomically: readers, and whoever looks after a crash, see the old file or the whole new one.
+
+    Raises:
+        UnavailableError: no space, or no permission; the old file is untouched.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(summary.model_dump_json(indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as exc:
+        partial.unlink(missing_ok=True)
+        raise UnavailableError(
+            f"cannot write {path}: {exc.strerror or exc}", field="--out", remedy="free space or choose another --out"
+        ) from exc
 
 
 def read_json(path: Path) -> Summary:
-    raise NotImplementedError
+    """Read what `write_json` wrote.
+
+    Raises:
+        InputError: no such file, or not a summary.
+    """
+    try:
+        return Summary.model_validate_json(path.read_bytes())
+    except OSError as exc:
+        raise InputError(f"cannot be read: {exc.strerror or exc}", field=str(path)) from exc
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InputError(
+            f"is not a summary: {where}: {first['msg']}", field=str(path), remedy="give a summary.json of this version"
+        ) from exc

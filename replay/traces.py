@@ -104,7 +104,7 @@ def slice_trace(
         raise InputError(
             f"{start_s:g} s is outside the trace, which lasts {length_s:g} s at --rate-scale {rate_scale:g}",
             field="--start-s",
-            remedy="choose an earlier start or a lower --rate-scale",
+            remedy="choose an earlier start, fewer --seeds (each takes the next slice) or a lower --rate-scale",
         )
     wanted_s = length_s - start_s if duration_s is None else duration_s
     if not (math.isfinite(wanted_s) and wanted_s > 0):
