@@ -56,9 +56,10 @@ class SidecarSettings(ServiceSettings):
     @classmethod
     def _check_slo(cls, text: str) -> str:
         try:
-            return str(parse_slo(text))
+            parse_slo(text)
         except InputError as exc:
             raise ValueError(f"{exc.message}: {exc.remedy}") from exc
+        return text
 
     @model_validator(mode="before")
     @classmethod

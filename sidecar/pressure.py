@@ -2,8 +2,9 @@
 
     pressure = max( sat((running + waiting) / busy_requests), sat(expected / busy_requests), KV usage )
 
-with ``expected`` the forecast's 90 % quantile of requests in the engine, the largest up to `LOOKAHEAD_S` ahead. Load that is unknown (the engine is not
-READY, or its gauges are missing) has no pressure: None, which readers count as full. KV usage joins when it is known.
+with ``expected`` the forecast's 90 % quantile of requests in the engine, the largest up to `LOOKAHEAD_S` ahead. Load
+that is unknown (the engine is not READY, or its gauges are missing) has no pressure: None, which readers count as
+full. KV usage joins when it is known.
 """
 
 from __future__ import annotations

@@ -21,8 +21,9 @@ WINDOWS_S = (60.0, 300.0, 3600.0)
 # Accounts are kept in bins of this length: memory is bounded whatever the scrape interval is.
 BIN_S = 1.0
 EXAMPLES = "write metric:threshold, such as e2e:200ms, ttft:0.5s or itl:50ms"
-SYNTAX = re.compile(r"(?P<metric>[a-z0-9]+):(?P<number>\d+(?:\.\d+)?|\.\d+)(?P<unit>[a-zµ]*)")
+SYNTAX = re.compile(r"(?P<metric>[a-z0-9]+):(?P<number>\d+(?:\.\d+)?|\.\d+)(?P<unit>[a-zµ]*)", re.ASCII)
 UNITS_S = {"ms": 1e-3, "s": 1.0}
+MIN_THRESHOLD_S = 1e-6
 MAX_THRESHOLD_S = 86_400.0
 
 
@@ -42,14 +43,14 @@ class Slo:
     threshold_s: float
 
     def __str__(self) -> str:
-        return f"{self.metric}:{self.threshold_s * 1e3:g}ms"
+        return f"{self.metric}:{self.threshold_s * 1e3:.3f}".rstrip("0").rstrip(".") + "ms"
 
 
 def parse_slo(text: str) -> Slo:
     """The objective that ``text`` states.
 
     Raises:
-        InputError: unknown metric, missing unit, or a threshold that is not positive.
+        InputError: unknown metric, missing unit, or a threshold that is not between a microsecond and a day.
     """
     match = SYNTAX.fullmatch(text.strip().lower())
     if match is None:
@@ -61,8 +62,10 @@ def parse_slo(text: str) -> Slo:
         given = repr(match["unit"]) if match["unit"] else "missing"
         raise InputError(f"the threshold's unit is {given}, not ms or s", field="slo", remedy=EXAMPLES)
     threshold_s = float(match["number"]) * UNITS_S[match["unit"]]
-    if not 0 < threshold_s <= MAX_THRESHOLD_S:
-        raise InputError(f"threshold {threshold_s:g} s is not above 0 and at most a day", field="slo", remedy=EXAMPLES)
+    if not MIN_THRESHOLD_S <= threshold_s <= MAX_THRESHOLD_S:
+        raise InputError(
+            f"threshold {threshold_s:g} s is not between a microsecond and a day", field="slo", remedy=EXAMPLES
+        )
     return Slo(SloMetric(match["metric"]), threshold_s)
 
 

@@ -1,0 +1,97 @@
+"""Every way that a scrape can end, against a real server on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from sidecar.source import scrape
+from sidecar.source.parse import PageParser
+from sidecar.source.scrape import ScrapeOutcome, Scraper, ScrapeResult
+from tests.sidecar.helpers import Upstream, capture, serving, without
+
+
+def scrape_once(url: str, *, timeout_s: float = 5.0) -> ScrapeResult:
+    async def once() -> ScrapeResult:
+        async with httpx.AsyncClient(base_url=url + "/", trust_env=False) as client:
+            return await Scraper(client, parser=PageParser("vllm:"), timeout_s=timeout_s).scrape()
+
+    return asyncio.run(once())
+
+
+def test_a_good_page_becomes_a_snapshot() -> None:
+    upstream = Upstream(capture("busy"))
+    with serving(upstream):
+        result = scrape_once(upstream.url)
+    assert result.outcome is ScrapeOutcome.OK
+    assert result.snapshot is not None
+    assert result.snapshot.running == 2
+    assert result.t_s == result.snapshot.t_s
+    assert 0 < result.duration_s < 5
+
+
+def make_status(upstream: Upstream) -> None:
+    upstream.status = 503
+
+
+def make_cut(upstream: Upstream) -> None:
+    upstream.cut = True
+
+
+def make_garbage(upstream: Upstream) -> None:
+    upstream.page = "vllm:num_requests_running{ \x00\n"
+
+
+def make_no_series(upstream: Upstream) -> None:
+    upstream.page = without(upstream.page, "vllm:")
+
+
+def make_html(upstream: Upstream) -> None:
+    upstream.page = "<html>welcome</html>"
+
+
+@pytest.mark.parametrize(
+    ("change", "outcome"),
+    [
+        (make_status, ScrapeOutcome.HTTP_ERROR),
+        (make_cut, ScrapeOutcome.BROKEN),
+        (make_garbage, ScrapeOutcome.MALFORMED),
+        (make_no_series, ScrapeOutcome.NO_SERIES),
+        (make_html, ScrapeOutcome.NO_SERIES),
+    ],
+)
+def test_outcome(change: Callable[[Upstream], None], outcome: ScrapeOutcome) -> None:
+    upstream = Upstream(capture("busy"))
+    change(upstream)
+    with serving(upstream):
+        result = scrape_once(upstream.url)
+    assert result.outcome is outcome
+    assert result.snapshot is None
+
+
+def test_a_server_that_does_not_answer_is_a_timeout() -> None:
+    upstream = Upstream(capture("busy"))
+    upstream.hang.set()
+    with serving(upstream):
+        assert scrape_once(upstream.url, timeout_s=0.2).outcome is ScrapeOutcome.TIMEOUT
+        upstream.released.set()
+
+
+def test_a_closed_port_is_a_refusal() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        # Bound and not listening: nobody else can take it, and it refuses.
+        assert scrape_once(f"http://127.0.0.1:{probe.getsockname()[1]}").outcome is ScrapeOutcome.REFUSED
+
+
+def test_an_endless_page_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape, "MAX_PAGE_BYTES", 10_000)
+    upstream = Upstream(capture("busy"))
+    with serving(upstream):
+        result = scrape_once(upstream.url)
+    assert result.outcome is ScrapeOutcome.MALFORMED
+    assert "10000 bytes" in result.detail

@@ -1,0 +1,254 @@
+"""The whole sidecar in one process, against a real HTTP server that restarts, hangs and lies."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from prometheus_client.parser import text_string_to_metric_families
+from pydantic import SecretStr
+
+from sidecar.app import Sidecar, create_app
+from sidecar.config import SidecarSettings
+from sidecar.schema import EngineState, Forecast, Load, Pace, SloReport
+from tests.sidecar.helpers import Upstream, capture, edited, running, serving, until, without
+
+
+@pytest.fixture
+def upstream() -> Upstream:
+    return Upstream(capture("busy"))
+
+
+@pytest.fixture
+def server(upstream: Upstream) -> Iterator[Upstream]:
+    with serving(upstream):
+        yield upstream
+
+
+def settings_for(url: str, **values: Any) -> SidecarSettings:
+    fast: dict[str, Any] = {"scrape_interval_s": 0.1, "scrape_timeout_s": 0.5, "push_interval_s": 0.1}
+    return SidecarSettings(vllm=url, node="host", slo="e2e:300ms", **{**fast, **values})
+
+
+def sidecar_of(app: FastAPI) -> Sidecar:
+    sidecar: Sidecar = app.state.sidecar
+    return sidecar
+
+
+def run(settings: SidecarSettings, body: Callable[[httpx.AsyncClient, Sidecar], Awaitable[None]]) -> None:
+    async def main() -> None:
+        app = create_app(settings)
+        async with running(app) as client:
+            await body(client, sidecar_of(app))
+
+    asyncio.run(main())
+
+
+async def reached(sidecar: Sidecar, state: EngineState) -> None:
+    await until(
+        lambda: sidecar.observer.sample is not None and sidecar.observer.status.state is state, f"state {state}"
+    )
+
+
+async def gauges(client: httpx.AsyncClient) -> dict[str, float]:
+    """Own metrics by name and labels."""
+    text = (await client.get("/metrics")).text
+    return {
+        s.name.removeprefix("wadiloco_sidecar_") + "".join(f" {v}" for _, v in sorted(s.labels.items())): s.value
+        for family in text_string_to_metric_families(text)
+        for s in family.samples
+    }
+
+
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_load_forecast_and_slo_of_a_busy_server(server: Upstream) -> None:
+    async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
+        await until(lambda: sidecar.observer.sample is not None, "a first page")
+        server.page = capture("busy-1s-later")
+        await until(lambda: sidecar.observer.slo_requests_total == 13, "the second page")
+        load = Load.model_validate((await client.get("/v1/load", params={"window_s": 60})).json())
+        assert load.state is EngineState.READY
+        assert load.signals["running"] == "vllm:num_requests_running"
+        assert load.age_s is not None
+        assert load.age_s < 5
+        assert sum(sample.arrivals or 0 for sample in load.window) == 12
+        forecast = Forecast.model_validate((await client.get("/v1/forecast")).json())
+        assert [point.horizon_s for point in forecast.points] == [1, 2, 5, 10, 30]
+        one = Forecast.model_validate((await client.get("/v1/forecast", params={"horizon_s": 7})).json())
+        assert [point.horizon_s for point in one.points] == [7]
+        slo = SloReport.model_validate((await client.get("/v1/slo")).json())
+        assert (slo.exact, slo.windows[0].requests) == (True, 13)
+
+    run(settings_for(server.url), body)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/forecast?horizon_s=0", "/v1/forecast?horizon_s=61", "/v1/forecast?horizon_s=x", "/v1/load?window_s=-1"],
+)
+def test_a_wrong_query_is_refused_by_name(server: Upstream, path: str) -> None:
+    async def body(client: httpx.AsyncClient, _: Sidecar) -> None:
+        response = await client.get(path)
+        assert response.status_code == 422
+        assert response.json()["field"].startswith("query.")
+
+    run(settings_for(server.url), body)
+
+
+def test_pace_follows_the_load_and_obeys_an_order(server: Upstream) -> None:
+    async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
+        assert Pace.model_validate((await client.get("/v1/pace")).json()).pace == 0.0
+        await until(lambda: sidecar.observer.sample is not None, "a first page")
+        auto = Pace.model_validate((await client.get("/v1/pace")).json())
+        assert 0.5 < auto.pace <= 0.75
+        assert (await client.put("/v1/pace", json={"mode": "pause"})).json()["pace"] == 0.0
+        assert (await client.put("/v1/pace", json={"mode": "run"})).json()["pace"] == 1.0
+        assert (await client.put("/v1/pace", json={"mode": "sprint"})).status_code == 422
+        assert (await client.put("/v1/pace", json={"mode": "auto"})).json()["reason"] == "pressure"
+        server.page = edited(server.page, {"vllm:num_requests_running": 8})
+        await until(lambda: sidecar.pace().pace == 0.0, "pace of a full server")
+
+    run(settings_for(server.url), body)
+
+
+def test_health_depends_on_neither_server_nor_controller() -> None:
+    nowhere = f"http://127.0.0.1:{unused_port()}"
+
+    async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
+        await until(lambda: sidecar.num_queued() >= 3, "samples that wait for the controller")
+        assert (await client.get("/healthz")).status_code == 200
+        assert (await client.get("/readyz")).status_code == 200
+        load = Load.model_validate((await client.get("/v1/load")).json())
+        assert load.state is EngineState.STARTING
+        assert load.sample is not None
+        assert load.sample.pressure_frac is None
+        assert load.signals == {}
+
+    run(settings_for(nowhere, controller=nowhere), body)
+
+
+def test_a_server_that_is_killed_and_comes_back_is_seen_each_time(upstream: Upstream) -> None:
+    port = unused_port()
+
+    async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
+        await reached(sidecar, EngineState.STARTING)
+        with serving(upstream, port=port):
+            await reached(sidecar, EngineState.READY)
+        await reached(sidecar, EngineState.DOWN)
+        assert "running_requests" not in await gauges(client)
+        upstream.page = capture("idle")
+        with serving(upstream, port=port):
+            await reached(sidecar, EngineState.READY)
+            await until(lambda: sidecar.observer.num_restarts == 1, "the restart")
+            assert (await gauges(client))["running_requests"] == 0
+
+    run(settings_for(f"http://127.0.0.1:{port}"), body)
+
+
+def test_a_server_that_hangs_is_stale_and_not_down(server: Upstream) -> None:
+    async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
+        await reached(sidecar, EngineState.READY)
+        server.hang.set()
+        await reached(sidecar, EngineState.STALE)
+        values = await gauges(client)
+        assert values["scrapes_total timeout"] >= 1
+        assert values["engine_state stale"] == 1
+        assert values["load_unknown"] == 1
+        assert values["pace_ratio"] == 0
+        server.hang.clear()
+        server.released.set()
+        await reached(sidecar, EngineState.READY)
+
+    run(settings_for(server.url, scrape_timeout_s=0.2), body)
+
+
+def test_disabled_metrics_and_garbage_have_names_of_their_own(server: Upstream) -> None:
+    async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
+        page = server.page
+        await reached(sidecar, EngineState.READY)
+        server.page = without(page, "vllm:")
+        await reached(sidecar, EngineState.METRICS_DISABLED)
+        server.page = "vllm:num_requests_running{\n"
+        await reached(sidecar, EngineState.STALE)
+        server.page = page
+        await reached(sidecar, EngineState.READY)
+        values = await gauges(client)
+        assert values["scrapes_total no_series"] >= 1
+        assert values["scrapes_total malformed"] >= 1
+        assert (await client.get("/healthz")).status_code == 200
+
+    run(settings_for(server.url, scrape_timeout_s=0.2), body)
+
+
+def test_own_metrics_say_what_is_known(server: Upstream) -> None:
+    async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
+        before = await gauges(client)
+        assert "pressure_ratio" not in before
+        assert before["engine_state starting"] == 1
+        await until(lambda: sidecar.observer.sample is not None, "a first page")
+        server.page = capture("busy-1s-later")
+        await until(lambda: sidecar.observer.slo_requests_total == 13, "the second page")
+        values = await gauges(client)
+        assert values["running_requests"] == 1
+        assert values["waiting_requests"] == 0
+        assert values["engine_state ready"] == 1
+        assert values["slo_requests_total"] == 13
+        assert 0 < values["pressure_ratio"] < 1
+        assert values["forecast_arrivals_per_second 5 0.9"] >= values["forecast_arrivals_per_second 5 0.5"]
+        assert values["scrapes_total ok"] >= 2
+
+    run(settings_for(server.url), body)
+
+
+def test_a_failure_of_the_sidecar_itself_is_counted_and_survived(
+    server: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
+        await reached(sidecar, EngineState.READY)
+        observe = sidecar.observer.observe
+        monkeypatch.setattr(sidecar.observer, "observe", None)
+        server_requests = server.num_requests
+        await until(lambda: server.num_requests >= server_requests + 3, "three more scrapes")
+        monkeypatch.setattr(sidecar.observer, "observe", observe)
+        assert (await gauges(client))["scrapes_total internal"] >= 1
+        assert (await client.get("/healthz")).status_code == 200
+
+    run(settings_for(server.url), body)
+
+
+def test_the_token_guards_the_interface_and_never_reaches_the_server(server: Upstream) -> None:
+    async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
+        await reached(sidecar, EngineState.READY)
+        assert (await client.get("/v1/load")).status_code == 401
+        assert (await client.get("/v1/load", headers={"Authorization": "Bearer secret"})).status_code == 200
+        assert (await client.get("/metrics")).status_code == 200
+        assert "Authorization" not in server.headers
+
+    run(settings_for(server.url, token=SecretStr("secret")), body)
+
+
+def test_a_base_path_is_kept(upstream: Upstream) -> None:
+    with serving(upstream):
+
+        async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
+            await reached(sidecar, EngineState.STALE)
+            assert (await gauges(client))["scrapes_total http_error"] >= 1
+
+        run(settings_for(upstream.url + "/elsewhere", scrape_timeout_s=0.1), body)
+
+
+def test_every_route_is_documented_with_a_summary(server: Upstream) -> None:
+    paths = create_app(settings_for(server.url)).openapi()["paths"]
+    assert {"/v1/load", "/v1/forecast", "/v1/slo", "/v1/pace"} <= set(paths)
+    assert all(operation["summary"] for path in paths.values() for operation in path.values())
