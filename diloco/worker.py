@@ -45,7 +45,8 @@ from service.errors import InputError, UnavailableError, WadilocoError
 from service.log import configure_logging
 from service.settings import ServiceSettings
 
-logger = logging.getLogger(__name__)
+# Run as a script, the module's own name is __main__.
+logger = logging.getLogger("diloco.worker")
 
 T = TypeVar("T")
 
@@ -91,6 +92,9 @@ class Worker:
             return
         parameters = count_parameters(self._island.module)
         self._emit(ReadyEvent(num_parameters=parameters, version=self._island.version))
+        if self._config.idle_priority:
+            # Not before: under load a start that only gets what is left takes minutes.
+            become_idle()
         while not self._inbox.stop.is_set():
             command = self._inbox.take_due(time.time())
             if command is not None:
@@ -110,7 +114,8 @@ class Worker:
             try:
                 self._on_transfer_thread(self._transfers.submit(self._join_once))
             except UnavailableError as exc:
-                logger.warning("no synchronizer yet, trying on error=%s", exc)
+                if not self._inbox.stop.is_set():
+                    logger.warning("no synchronizer yet, trying on error=%s", exc)
             else:
                 return not self._inbox.stop.is_set()
         return False
@@ -231,13 +236,15 @@ def main() -> int:
     inbox.listen(sys.stdin)
     try:
         transfers = TransferThread(idle=config.sync_priority is SyncPriority.IDLE)
-        if config.idle_priority:
-            become_idle()
         with open_client(config) as http:
             Worker(config, inbox=inbox, transfers=transfers, events=events, http=http).run()
     except WadilocoError as exc:
         emit(events, FailedEvent(message=str(exc), exit_code=exc.exit_code), inbox)
         return exc.exit_code
+    except Exception as exc:
+        logger.exception("worker crashed")
+        emit(events, FailedEvent(message=f"{type(exc).__name__}: {exc}", exit_code=1), inbox)
+        return 1
     return 0
 
 
@@ -249,4 +256,5 @@ def take_stdout() -> TextIO:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Taking down the interpreter under SCHED_IDLE can take seconds on a busy core, and there is nothing left to save.
+    os._exit(main())

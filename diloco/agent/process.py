@@ -66,12 +66,14 @@ class WorkerProcess:
             except ValidationError as exc:
                 logger.warning("dropped a line that is no event pid=%d error=%s", self.pid, exc.errors()[0]["msg"])
 
-    async def kill(self) -> int:
-        """End it now, if it has not ended; returns its exit code."""
-        if self.process.returncode is None:
+    async def end(self, grace_s: float) -> int:
+        """See that it is gone, killed if it is not by itself within ``grace_s``; returns its exit code."""
+        try:
+            return await asyncio.wait_for(self.process.wait(), grace_s)
+        except (TimeoutError, asyncio.CancelledError):
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
-        return await asyncio.wait_for(self.process.wait(), KILL_WAIT_S)
+            return await asyncio.wait_for(self.process.wait(), KILL_WAIT_S)
 
     def _write(self, line: str) -> None:
         assert self.process.stdin is not None

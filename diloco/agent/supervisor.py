@@ -33,6 +33,7 @@ from service.tasks import wait_for_exit
 
 logger = logging.getLogger(__name__)
 
+EXIT_GRACE_S = 1.0
 HOPELESS: dict[int, type[WadilocoError]] = {kind.exit_code: kind for kind in (InputError, ConfigError, ConflictError)}
 """Exit codes of a worker that another attempt would not help."""
 
@@ -127,9 +128,11 @@ class Supervisor:
                 if not reading.done():
                     logger.warning("worker did not stop in time, killing it pid=%d", worker.pid)
         finally:
+            # Having closed its pipe, it only has to leave the interpreter.
+            grace_s = EXIT_GRACE_S if reading.done() else 0.0
             for task in (stopping, reading):
                 task.cancel()
-            code = await worker.kill()
+            code = await worker.end(grace_s)
             self._worker = None
             self._state.worker_ended()
         logger.log(
