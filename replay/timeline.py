@@ -160,12 +160,16 @@ def _draw_latency(panel: Axes, run: RunTimeline, threshold_ms: float) -> None:
 
 
 def _draw_steps(panel: Axes, run: RunTimeline) -> None:
-    times_s, rates = [0.0], [math.nan]
+    times_s: list[float] = []
+    rates: list[float] = []
     for start_s, end_s, rate in steps_per_s(run.steps):
-        # At the end of each interval unknown, until the next one (which may not follow at once) says otherwise.
+        if times_s and times_s[-1] < start_s:
+            # The rate between is unknown: a gap in the area, not a slope.
+            times_s.append(start_s)
+            rates.append(math.nan)
         times_s += [start_s, end_s]
-        rates += [rate, math.nan]
-    panel.fill_between(times_s, rates, step="post", color=GREY, alpha=0.5, linewidth=0)
+        rates += [rate, rate]
+    panel.fill_between(times_s, rates, color=GREY, alpha=0.5, linewidth=0)
     if not run.steps:
         panel.text(0.5, 0.5, "no training", transform=panel.transAxes, ha="center", va="center", color=GREY)
 
