@@ -36,8 +36,9 @@ class SidecarSettings(ServiceSettings):
     """Requests in the engine (running and waiting) at which the server counts as full."""
     scrape_interval_s: float = Field(default=1.0, ge=0.1, le=60)
     """Seconds between scrapes. A scrape costs vLLM's event loop some 5 ms."""
-    scrape_timeout_s: float = Field(default=2.0, ge=0.05, le=60)
-    """Seconds after which a scrape counts as timed out."""
+    scrape_timeout_s: float = Field(default=1.0, ge=0.05, le=60)
+    """Seconds after which a scrape counts as timed out: the server is saturated. Longer than the interval, a slow
+    answer costs the scrapes that were due meanwhile."""
     metric_prefix: str = Field(default="vllm:", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")
     """What the server's series begin with; ray_vllm_ under Ray Serve."""
     window_s: float = Field(default=300.0, ge=10, le=3600)

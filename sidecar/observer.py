@@ -16,7 +16,7 @@ from sidecar.pressure import pressure
 from sidecar.schema import EngineState, ForecastPoint, LoadSample, SloReport
 from sidecar.slo import Slo, SloAccounts, Verdict, judge
 from sidecar.source.parse import NEEDED_SIGNALS
-from sidecar.source.scrape import ScrapeResult
+from sidecar.source.scrape import ScrapeOutcome, ScrapeResult
 from sidecar.source.snapshot import EngineSnapshot
 from sidecar.source.state import EngineStatus, advance, initial_status
 from sidecar.source.window import Interval, difference, restarted
@@ -48,6 +48,7 @@ class Observer:
         self._arrivals: Forecaster = SmoothingForecaster(tick_s=settings.scrape_interval_s)
         self._in_engine: Forecaster = SmoothingForecaster(tick_s=settings.scrape_interval_s)
         self._missing: tuple[str, ...] = ()
+        self._outcome: ScrapeOutcome | None = None
 
     @property
     def method(self) -> str:
@@ -61,8 +62,10 @@ class Observer:
         """Take in one scrape and say what it means."""
         before = self.status
         self.status = advance(before, result, stale_after_s=self._stale_after_s)
-        if self.status.state is not before.state:
-            logger.info("engine state=%s was=%s detail=%s", self.status.state, before.state, result.detail or "-")
+        if self.status.state is not before.state or result.outcome is not self._outcome:
+            detail = f" detail={result.detail}" if result.detail else ""
+            logger.info("engine state=%s was=%s scrape=%s%s", self.status.state, before.state, result.outcome, detail)
+        self._outcome = result.outcome
         interval = self._take_page(result.snapshot) if result.snapshot is not None else None
         verdict = self._judge(interval, now_s=result.monotonic_s)
         if result.snapshot is not None and self.status.state is EngineState.READY:

@@ -90,8 +90,10 @@ class Load(Wire):
     state: EngineState
     since_s: float
     """Unix time since which the state holds."""
-    signals: dict[str, str | None]
-    """Needed signal → the series that matched it, or None when the server does not export it."""
+    signals: dict[str, str | None] = Field(
+        examples=[{"running": "vllm:num_requests_running", "kv_usage": "vllm:gpu_cache_usage_perc", "rejections": None}]
+    )
+    """Signal → the series that matched it, or None when the server does not export it."""
     window: tuple[LoadSample, ...] = ()
     """Recent observations, oldest first (``?window_s=`` limits them)."""
 
@@ -141,12 +143,12 @@ class PaceMode(StrEnum):
 class PaceRequest(Wire):
     """``PUT /v1/pace``."""
 
-    mode: PaceMode
+    mode: PaceMode = Field(examples=[PaceMode.PAUSE])
 
 
 class Pace(Wire):
     """``GET /v1/pace``: how much the trainer beside this server may run."""
 
-    mode: PaceMode
-    pace: Fraction
-    reason: str
+    mode: PaceMode = Field(examples=[PaceMode.AUTO])
+    pace: Fraction = Field(examples=[0.75])
+    reason: str = Field(examples=["pressure"])
