@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from sidecar.observer import Observer
 from sidecar.push import DropReason, PushOutcome
 from sidecar.schema import EngineState, ForecastPoint, LoadSample, Pace
-from sidecar.source.scrape import ScrapeOutcome, ScrapeResult
+from sidecar.source.snapshot import ScrapeOutcome, ScrapeResult
 
 PREFIX = "wadiloco_sidecar"
 SCRAPE_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)

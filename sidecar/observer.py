@@ -16,8 +16,7 @@ from sidecar.pressure import pressure
 from sidecar.schema import EngineState, ForecastPoint, LoadSample, SloReport
 from sidecar.slo import Slo, SloAccounts, Verdict, judge
 from sidecar.source.parse import NEEDED_SIGNALS
-from sidecar.source.scrape import ScrapeOutcome, ScrapeResult
-from sidecar.source.snapshot import EngineSnapshot
+from sidecar.source.snapshot import EngineSnapshot, ScrapeOutcome, ScrapeResult
 from sidecar.source.state import EngineStatus, advance, initial_status
 from sidecar.source.window import Interval, difference, restarted
 
@@ -25,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 # One late answer is not news; three in a row are.
 STALE_AFTER_SCRAPES = 3
-# The gauges of a page that is this old say nothing about the interval since: no difference is taken across it.
+# An interval that is longer (a network that was down) is no longer "now": no difference is taken across it.
 MAX_INTERVAL_S = 60.0
 
 
@@ -34,6 +33,7 @@ class Observer:
 
     def __init__(self, settings: SidecarSettings, *, t_s: float, monotonic_s: float) -> None:
         self._settings = settings
+        self._max_interval_s = max(MAX_INTERVAL_S, STALE_AFTER_SCRAPES * settings.scrape_interval_s)
         self._stale_after_s = STALE_AFTER_SCRAPES * max(settings.scrape_interval_s, settings.scrape_timeout_s)
         self.slo: Slo = settings.objective
         self.status: EngineStatus = initial_status(t_s=t_s, monotonic_s=monotonic_s)
@@ -102,7 +102,7 @@ class Observer:
         """The interval since the last good page, None when there is none."""
         self._warn_missing(page)
         before, self.snapshot = self.snapshot, page
-        if before is None or page.monotonic_s - before.monotonic_s > MAX_INTERVAL_S:
+        if before is None or page.monotonic_s - before.monotonic_s > self._max_interval_s:
             return None
         if restarted(before, page):
             self.num_restarts += 1

@@ -7,44 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
-from enum import StrEnum
 
 import httpx
 
 from sidecar.source.parse import PageError, PageParser
-from sidecar.source.snapshot import EngineSnapshot
+from sidecar.source.snapshot import ScrapeOutcome, ScrapeResult
 
 # A page of 100 engines is about 4 MB; more is not a vLLM server.
 MAX_PAGE_BYTES = 16 << 20
-
-
-class ScrapeOutcome(StrEnum):
-    """How a scrape ended. Exported as a metric label."""
-
-    OK = "ok"
-    NO_SERIES = "no_series"
-    """An answer without one series of the prefix."""
-    TIMEOUT = "timeout"
-    REFUSED = "refused"
-    BROKEN = "broken"
-    """The connection broke before the answer was complete."""
-    HTTP_ERROR = "http_error"
-    MALFORMED = "malformed"
-    INTERNAL = "internal"
-    """The sidecar itself failed on this page."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScrapeResult:
-    """One attempt to read the page. ``snapshot`` is there exactly when the outcome is OK."""
-
-    outcome: ScrapeOutcome
-    t_s: float
-    monotonic_s: float
-    duration_s: float
-    snapshot: EngineSnapshot | None = None
-    detail: str = ""
 
 
 class Scraper:

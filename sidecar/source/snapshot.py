@@ -1,10 +1,14 @@
-"""What one ``/metrics`` page of a vLLM server says. A series that is not on the page is ``None``, never 0."""
+"""What one ``/metrics`` page of a vLLM server says, and how the attempt to read it ended.
+
+A series that is not on the page is ``None``, never 0.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,34 @@ class EngineSnapshot:
     def progress(self) -> tuple[float | None, ...]:
         """Counters of which at least one moves whenever the engine works."""
         return self.steps, self.prompt_tokens, self.generation_tokens
+
+
+class ScrapeOutcome(StrEnum):
+    """How a scrape ended. Exported as a metric label."""
+
+    OK = "ok"
+    NO_SERIES = "no_series"
+    """An answer without one series of the prefix."""
+    TIMEOUT = "timeout"
+    REFUSED = "refused"
+    BROKEN = "broken"
+    """The connection broke before the answer was complete."""
+    HTTP_ERROR = "http_error"
+    MALFORMED = "malformed"
+    INTERNAL = "internal"
+    """The sidecar itself failed on this page."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeResult:
+    """One attempt to read the page. ``snapshot`` is there exactly when the outcome is OK."""
+
+    outcome: ScrapeOutcome
+    t_s: float
+    monotonic_s: float
+    duration_s: float
+    snapshot: EngineSnapshot | None = None
+    detail: str = ""
 
 
 def finite(value: float) -> float | None:

@@ -14,8 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sidecar.schema import EngineState
-from sidecar.source.scrape import ScrapeOutcome, ScrapeResult
-from sidecar.source.snapshot import EngineSnapshot
+from sidecar.source.snapshot import EngineSnapshot, ScrapeOutcome, ScrapeResult
 
 # A prefill of a very long prompt is one step of many seconds; a minute without a step has not been seen in health.
 STALL_AFTER_S = 60.0

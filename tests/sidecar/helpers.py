@@ -18,8 +18,7 @@ import httpx
 from fastapi import FastAPI
 
 from sidecar.source.parse import PageParser
-from sidecar.source.scrape import ScrapeOutcome, ScrapeResult
-from sidecar.source.snapshot import EngineSnapshot
+from sidecar.source.snapshot import EngineSnapshot, ScrapeOutcome, ScrapeResult
 
 CAPTURES = Path(__file__).parents[1] / "data" / "vllm-metrics"
 TEXT = "text/plain; version=1.0.0; charset=utf-8"

@@ -10,7 +10,7 @@ import pytest
 from sidecar.config import SidecarSettings
 from sidecar.observer import Observer
 from sidecar.schema import EngineState, LoadSample
-from sidecar.source.scrape import ScrapeOutcome
+from sidecar.source.snapshot import ScrapeOutcome
 from tests.sidecar.helpers import bad, capture, edited, good, parse, without
 
 DELTAS = ("interval_s", "arrivals", "finished", "generation_tokens", "ttft_mean_s", "slo_requests", "slo_violations")

@@ -11,7 +11,8 @@ import pytest
 
 from sidecar.source import scrape
 from sidecar.source.parse import PageParser
-from sidecar.source.scrape import ScrapeOutcome, Scraper, ScrapeResult
+from sidecar.source.scrape import Scraper
+from sidecar.source.snapshot import ScrapeOutcome, ScrapeResult
 from tests.sidecar.helpers import Upstream, capture, serving, without
 
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sidecar.schema import EngineState
-from sidecar.source.scrape import ScrapeOutcome, ScrapeResult
-from sidecar.source.snapshot import EngineSnapshot
+from sidecar.source.snapshot import EngineSnapshot, ScrapeOutcome, ScrapeResult
 from sidecar.source.state import STALL_AFTER_S, EngineStatus, advance, initial_status
 from tests.sidecar.helpers import bad, good
 
