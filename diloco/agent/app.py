@@ -15,7 +15,7 @@ from controller.schema import Directive, DirectiveKind
 from diloco.agent.config import IslandSettings
 from diloco.agent.link import ControllerLink
 from diloco.agent.metrics import IslandMetrics
-from diloco.agent.rules import autonomous_sync_due, command_of, limits_of
+from diloco.agent.rules import autonomous_sync_due, limits_of, sync_command
 from diloco.agent.state import AgentState
 from diloco.agent.supervisor import Supervisor
 from diloco.protocol import SyncCommand
@@ -72,8 +72,7 @@ class Agent:
                 logger.info("told to stop reason=%s", directive.reason)
                 self.state.assign(None, None)
             case DirectiveKind.SYNC:
-                if not self._supervisor.send(command_of(directive, now_s=time.time())):
-                    logger.warning("sync not possible, the worker has not joined the run round=%s", directive.round)
+                self._supervisor.start_sync(sync_command(directive, now_s=time.time()))
 
     async def _sync_if_alone(self) -> None:
         state = self.state
@@ -87,10 +86,9 @@ class Agent:
             in_flight=pending is not None,
         )
         if due:
-            epoch = state.limits_lease.epoch if state.limits_lease else 0
             deadline_s = time.time() + self.settings.autonomous_deadline_s
             logger.info("no controller and H at its maximum: syncing h=%d", state.progress.inner_steps_since_sync)
-            self._supervisor.send(SyncCommand(epoch=epoch, deadline_s=deadline_s, autonomous=True))
+            self._supervisor.start_sync(SyncCommand(epoch=state.epoch, deadline_s=deadline_s, autonomous=True))
 
 
 def build(settings: IslandSettings) -> tuple[FastAPI, Agent]:

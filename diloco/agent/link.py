@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ from diloco.agent.metrics import IslandMetrics
 from diloco.agent.rules import backoff_s, counts
 from diloco.agent.state import AgentState
 from service.client import explain_response
-from service.errors import ConfigError, ConflictError, UnavailableError
+from service.errors import ConfigError, ConflictError, InputError, UnavailableError, WadilocoError
 from service.tasks import wait_for_exit
 
 logger = logging.getLogger(__name__)
@@ -65,12 +66,10 @@ class ControllerLink:
                     await self._register()
                 else:
                     await self._beat(lease)
-            except (ConflictError, UnavailableError, ConfigError) as exc:
+            except WadilocoError as exc:
                 failures += 1
                 self._note_failure(exc, failures)
-                if isinstance(exc, ConflictError) and lease is not None:
-                    self._state.lease = None
-                    self._registered.clear()
+                self._draw_consequences(exc)
                 pause_s = backoff_s(failures, first_s=RETRY_FIRST_S, longest_s=RETRY_LONGEST_S)
             else:
                 if failures:
@@ -79,6 +78,20 @@ class ControllerLink:
                 assert self._state.lease is not None
                 pause_s = self._state.lease.heartbeat_interval_s
             await self._pause(pause_s, exit_event)
+
+    def _draw_consequences(self, refusal: WadilocoError) -> None:
+        state = self._state
+        if isinstance(refusal, ConflictError):
+            state.lease = None
+            self._registered.clear()
+            if refusal.field == "slot" and state.assignment is not None:
+                logger.warning("slot %d is another agent's now, stopping the worker", state.assignment.slot)
+                state.assign(None, None)
+        elif isinstance(refusal, InputError) and (bad := re.search(r"\bsyncs\.(\d+)", refusal.field or "")):
+            # It would be refused for ever, and with it every later report.
+            index = int(bad[1])
+            if index < len(state.reports):
+                del state.reports[index]
 
     async def follow_directives(self, exit_event: asyncio.Event) -> None:
         """Long-poll for directives and pass on those of this lease, each once."""
@@ -89,7 +102,7 @@ class ControllerLink:
                 continue
             try:
                 page = await _unless(exit_event, self._poll())
-            except (ConflictError, UnavailableError, ConfigError) as exc:
+            except WadilocoError as exc:
                 # Registration and its log are the heartbeat's business.
                 logger.debug("no directives error=%s", exc)
                 await wait_for_exit(exit_event, RETRY_FIRST_S * 2)
@@ -102,7 +115,7 @@ class ControllerLink:
         lease = self._state.lease
         if lease is None:
             return
-        with contextlib.suppress(ConflictError, UnavailableError, ConfigError):
+        with contextlib.suppress(WadilocoError, TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
                 await self._beat(lease)
         with contextlib.suppress(httpx.HTTPError):
@@ -117,6 +130,7 @@ class ControllerLink:
             node=settings.node,
             server_id=settings.server_id,
             slot=held,
+            url=f"{'https' if settings.tls_cert else 'http'}://{settings.host}:{settings.port}" if settings.port else None,
             num_parameters=state.num_parameters,
         )
         lease = await self._ask(AgentLease, "POST", "/v1/agents", json=registration.model_dump(mode="json"))
@@ -142,8 +156,7 @@ class ControllerLink:
         )
         for _ in range(min(reply.syncs_acknowledged, len(sent), len(state.reports))):
             state.reports.popleft()
-        if reply.epoch != lease.epoch:
-            raise ConflictError(f"epoch is {reply.epoch} now, the lease is of {lease.epoch}", field="epoch")
+        state.hear_epoch(reply.epoch)
         if reply.autonomous_sync != lease.autonomous_sync and state.lease is lease:
             state.lease = state.limits_lease = lease.model_copy(update={"autonomous_sync": reply.autonomous_sync})
         if reply.paused != state.paused:
@@ -156,10 +169,11 @@ class ControllerLink:
         )
 
     def _take(self, directive: Directive, lease: AgentLease) -> None:
-        if not counts(directive, epoch=lease.epoch, last_seq=self._directive_seq):
+        if not counts(directive, lease_epoch=lease.epoch, last_seq=self._directive_seq):
             logger.info("directive ignored seq=%d epoch=%d kind=%s", directive.seq, directive.epoch, directive.kind)
             return
         self._directive_seq = directive.seq
+        self._state.hear_epoch(directive.epoch)
         self._on_directive(directive)
 
     async def _ask(self, model: type[M], method: str, path: str, *, extra_wait_s: float = 0.0, **arguments: Any) -> M:
@@ -183,7 +197,10 @@ class ControllerLink:
         message = explain_response(response)
         if response.status_code in {httpx.codes.CONFLICT, httpx.codes.NOT_FOUND, httpx.codes.GONE}:
             self._state.heard_controller()
-            raise ConflictError(message, field="lease")
+            raise ConflictError(message, field=_field_of(response))
+        if response.status_code == httpx.codes.UNPROCESSABLE_ENTITY:
+            self._state.heard_controller()
+            raise InputError(message, field=_field_of(response))
         if response.status_code == httpx.codes.UNAUTHORIZED:
             raise ConfigError(message, field="token", remedy="give this agent the controller's token")
         raise UnavailableError(message, field="controller")
@@ -200,6 +217,16 @@ class ControllerLink:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await _unless(exit_event, self._state.changed.wait())
+
+
+def _field_of(response: httpx.Response) -> str | None:
+    """The field that a refusal names."""
+    try:
+        body = response.json()
+    except ValueError:
+        return None
+    field = body.get("field") if isinstance(body, dict) else None
+    return field if isinstance(field, str) else None
 
 
 async def _unless(exit_event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from controller.schema import AgentLease, Directive, DirectiveKind
-from diloco.protocol import Command, PauseCommand, ResumeCommand, StopCommand, SyncCommand
+from controller.schema import AgentLease, Directive
+from diloco.protocol import SyncCommand
 from diloco.schema import Phase, Progress
 
 MAX_H_WITHOUT_LEASE = 512
@@ -43,27 +43,19 @@ def autonomous_sync_due(limits: Limits, *, progress: Progress, controller_silent
     )
 
 
-def counts(directive: Directive, *, epoch: int, last_seq: int) -> bool:
-    """Whether a directive is for this epoch and new."""
-    return directive.epoch == epoch and directive.seq > last_seq
+def counts(directive: Directive, *, lease_epoch: int, last_seq: int) -> bool:
+    """Whether a directive is new and meant for the holder of this lease (others joining raises the epoch, too)."""
+    return directive.epoch >= lease_epoch and directive.seq > last_seq
 
 
-def command_of(directive: Directive, *, now_s: float) -> Command:
-    """What the worker has to do for a directive."""
-    match directive.kind:
-        case DirectiveKind.SYNC:
-            return SyncCommand(
-                round=directive.round,
-                epoch=directive.epoch,
-                not_before_s=directive.not_before_s,
-                deadline_s=directive.deadline_s if directive.deadline_s is not None else now_s + SYNC_DEADLINE_S,
-            )
-        case DirectiveKind.PAUSE:
-            return PauseCommand()
-        case DirectiveKind.RESUME:
-            return ResumeCommand()
-        case DirectiveKind.STOP:
-            return StopCommand()
+def sync_command(directive: Directive, *, now_s: float) -> SyncCommand:
+    """What the worker has to do for a sync directive."""
+    return SyncCommand(
+        round=directive.round,
+        epoch=directive.epoch,
+        not_before_s=directive.not_before_s,
+        deadline_s=directive.deadline_s if directive.deadline_s is not None else now_s + SYNC_DEADLINE_S,
+    )
 
 
 def backoff_s(attempt: int, *, first_s: float, longest_s: float) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from controller.schema import AgentLease
 from diloco.agent.config import IslandSettings
 from diloco.protocol import SyncCommand
-from diloco.schema import AgentStatus, Phase, Progress, SyncReport
+from diloco.schema import AgentStatus, Phase, Progress, SyncOutcome, SyncReport
 from service.errors import WadilocoError
 
 MAX_UNACKNOWLEDGED = 1000
@@ -50,6 +50,8 @@ class AgentState:
     restarts: int = 0
     paused: bool = False
     sync_in_flight: SyncCommand | None = None
+    epoch: int = 0
+    """Newest epoch heard of: what contributions are fenced with."""
     fatal: WadilocoError | None = None
     """Why the agent gave up."""
     assignment: Assignment | None = None
@@ -60,6 +62,7 @@ class AgentState:
     def take_lease(self, lease: AgentLease) -> None:
         """Work under this lease. A slot that it does not give is no longer ours."""
         self.lease = self.limits_lease = lease
+        self.hear_epoch(lease.epoch)
         self.paused = lease.paused
         self.assign(lease.slot, self.settings.synchronizer or lease.synchronizer_url)
 
@@ -73,6 +76,31 @@ class AgentState:
             self.assignment = wanted
             self.assigned.set()
 
+    def hear_epoch(self, epoch: int) -> None:
+        self.epoch = max(self.epoch, epoch)
+
+    def fail_sync(self, command: SyncCommand, detail: str, *, now_s: float) -> SyncReport:
+        """Report a sync that no worker can report, so that the controller need not wait for its deadline."""
+        report = SyncReport(
+            round=self.progress.round if command.round is None else command.round,
+            outcome=SyncOutcome.FAILED,
+            started_s=now_s,
+            finished_s=now_s,
+            bytes_pushed=0,
+            bytes_pulled=0,
+            inner_steps=0,
+            tokens=0,
+            autonomous=command.autonomous,
+            detail=detail,
+        )
+        self.take_report(report)
+        return report
+
+    def take_report(self, report: SyncReport) -> None:
+        self.sync_in_flight = None
+        self.reports.append(report)
+        self.changed.set()
+
     def heard_controller(self) -> None:
         self.controller_seen_s = time.monotonic()
         self.controller_reachable = True
@@ -81,7 +109,7 @@ class AgentState:
         self.progress = progress.model_copy(update={"restarts": self.restarts})
 
     def worker_ended(self) -> None:
-        self.worker_pid, self.worker_ready, self.sync_in_flight = None, False, None
+        self.worker_pid, self.worker_ready = None, False
 
     def drop_unsynced(self) -> None:
         """The next worker of this slot goes on from the global parameters: steps since the last sync are lost."""
@@ -100,7 +128,7 @@ class AgentState:
             instance=self.instance,
             node=self.settings.node,
             slot=self.assignment.slot if self.assignment else None,
-            epoch=lease.epoch if lease else None,
+            epoch=self.epoch if self.limits_lease else None,
             run_id=lease.run_id if lease else None,
             controller_reachable=self.controller_reachable if self.settings.controller else None,
             synchronizer_url=self.assignment.synchronizer_url if self.assignment else None,

@@ -15,7 +15,6 @@ from diloco.agent.process import WorkerProcess
 from diloco.agent.rules import backoff_s, deaths_in_a_row
 from diloco.agent.state import AgentState, Assignment, no_progress
 from diloco.protocol import (
-    Command,
     Event,
     FailedEvent,
     PauseCommand,
@@ -57,19 +56,19 @@ class Supervisor:
         self._failure: FailedEvent | None = None
         self._ever_ready = False
 
-    def send(self, command: Command) -> bool:
-        """Pass a command on; says whether there is a worker that joined the run and can take it."""
+    def start_sync(self, command: SyncCommand) -> None:
+        """Pass a sync on, or report that it failed if no worker has joined the run."""
         if self._worker is None or not self._state.worker_ready:
-            return False
-        if isinstance(command, SyncCommand):
-            self._state.sync_in_flight = command
+            self._report_failed(command, "no worker has joined the run")
+            return
+        self._state.sync_in_flight = command
         self._worker.send(command)
-        return True
 
     def apply_pause(self, paused: bool) -> None:
         """Hold or continue the inner steps."""
         self._state.paused = paused
-        self.send(PauseCommand() if paused else ResumeCommand())
+        if self._worker is not None:
+            self._worker.send(PauseCommand() if paused else ResumeCommand())
 
     async def run(self, exit_event: asyncio.Event) -> None:
         """Supervise until ``exit_event``; if no worker can be started, note why in the state and end the process."""
@@ -135,6 +134,8 @@ class Supervisor:
             code = await worker.end(grace_s)
             self._worker = None
             self._state.worker_ended()
+            if self._state.sync_in_flight is not None:
+                self._report_failed(self._state.sync_in_flight, "the worker ended during the sync")
         logger.log(
             logging.WARNING if ended is Ended.DIED else logging.INFO,
             "worker ended pid=%d code=%d why=%s message=%s",
@@ -155,20 +156,23 @@ class Supervisor:
             case ReadyEvent():
                 self._ever_ready = self._state.worker_ready = True
                 self._state.num_parameters = event.num_parameters
-                if self._state.paused:
-                    self.send(PauseCommand())
+                self.apply_pause(self._state.paused)
             case ProgressEvent():
                 before = self._state.progress
                 self._state.take_progress(event.progress)
                 self._metrics.take_steps(event.step_times_s, tokens=event.progress.tokens - before.tokens)
             case SyncedEvent():
-                self._state.sync_in_flight = None
-                self._state.reports.append(event.report)
-                self._metrics.take_sync(event.report)
-                self._state.changed.set()
-                _log_outer_step(event.report, loss=self._state.progress.loss)
+                self._state.take_report(event.report)
+                self._note_sync(event.report)
             case FailedEvent():
                 self._failure = event
+
+    def _report_failed(self, command: SyncCommand, detail: str) -> None:
+        self._note_sync(self._state.fail_sync(command, detail, now_s=time.time()))
+
+    def _note_sync(self, report: SyncReport) -> None:
+        self._metrics.take_sync(report)
+        _log_outer_step(report, loss=self._state.progress.loss)
 
     def _give_up(self, start_failures: int) -> WadilocoError | None:
         """The reason not to start another worker."""

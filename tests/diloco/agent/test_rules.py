@@ -8,12 +8,12 @@ from diloco.agent.rules import (
     SYNC_DEADLINE_S,
     autonomous_sync_due,
     backoff_s,
-    command_of,
     counts,
     deaths_in_a_row,
     limits_of,
+    sync_command,
 )
-from diloco.protocol import PauseCommand, ResumeCommand, StopCommand, SyncCommand
+from diloco.protocol import SyncCommand
 from diloco.schema import Phase, Progress
 
 
@@ -73,23 +73,17 @@ def test_without_a_lease_the_published_limit_holds() -> None:
         )
 
 
-@pytest.mark.parametrize(("seq", "epoch", "expected"), [(6, 3, True), (5, 3, False), (4, 3, False), (6, 2, False)])
+@pytest.mark.parametrize(
+    ("seq", "epoch", "expected"), [(6, 3, True), (6, 4, True), (5, 3, False), (4, 3, False), (6, 2, False)]
+)
 def test_directives_of_an_old_epoch_and_repeats_do_not_count(seq: int, epoch: int, expected: bool) -> None:
-    assert counts(directive(DirectiveKind.SYNC, seq=seq, epoch=epoch), epoch=3, last_seq=5) is expected
+    assert counts(directive(DirectiveKind.SYNC, seq=seq, epoch=epoch), lease_epoch=3, last_seq=5) is expected
 
 
-def test_directives_become_commands() -> None:
-    sync = command_of(directive(DirectiveKind.SYNC, deadline_s=50.0), now_s=10.0)
-    assert sync == SyncCommand(round=2, epoch=3, deadline_s=50.0)
-    assert isinstance(command_of(directive(DirectiveKind.PAUSE), now_s=0.0), PauseCommand)
-    assert isinstance(command_of(directive(DirectiveKind.RESUME), now_s=0.0), ResumeCommand)
-    assert isinstance(command_of(directive(DirectiveKind.STOP), now_s=0.0), StopCommand)
-
-
-def test_a_sync_always_has_a_deadline() -> None:
-    command = command_of(directive(DirectiveKind.SYNC), now_s=10.0)
-    assert isinstance(command, SyncCommand)
-    assert command.deadline_s == 10.0 + SYNC_DEADLINE_S
+def test_a_sync_directive_becomes_a_command_with_a_deadline() -> None:
+    told = sync_command(directive(DirectiveKind.SYNC, deadline_s=50.0), now_s=10.0)
+    assert told == SyncCommand(round=2, epoch=3, deadline_s=50.0)
+    assert sync_command(directive(DirectiveKind.SYNC), now_s=10.0).deadline_s == 10.0 + SYNC_DEADLINE_S
 
 
 def test_pauses_double_up_to_the_longest() -> None:
