@@ -130,7 +130,9 @@ class ControllerLink:
             node=settings.node,
             server_id=settings.server_id,
             slot=held,
-            url=f"{'https' if settings.tls_cert else 'http'}://{settings.host}:{settings.port}" if settings.port else None,
+            url=f"{'https' if settings.tls_cert else 'http'}://{settings.host}:{settings.port}"
+            if settings.port
+            else None,
             num_parameters=state.num_parameters,
         )
         lease = await self._ask(AgentLease, "POST", "/v1/agents", json=registration.model_dump(mode="json"))
