@@ -41,7 +41,11 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = Lock(path)
-        self._connection = connect(path)
+        try:
+            self._connection = connect(path)
+        except BaseException:
+            self._lock.release()
+            raise
         self._wake = threading.Condition()
         self._state: dict[tuple[str, str], str] = {}
         self._log: deque[LogRow] = deque()

@@ -79,22 +79,33 @@ def connect(path: Path) -> sqlite3.Connection:
     try:
         # The connection is made here and used by the writer thread alone.
         connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=NORMAL")
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version > SCHEMA_VERSION:
-            raise ConfigError(
-                f"{path} was written by a newer version (schema {version}, this one knows {SCHEMA_VERSION})",
-                field="--journal",
-                remedy="use the newer version, or another file",
-            )
-        connection.executescript(f"BEGIN IMMEDIATE; {_DDL} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
-        # A full disk may still take the tables' few pages; find out now, not with the first round.
-        connection.execute("INSERT INTO meta VALUES ('probe', zeroblob(65536)) ON CONFLICT (key) DO NOTHING")
-        connection.execute("DELETE FROM meta WHERE key = 'probe'")
     except sqlite3.Error as exc:
         raise _cannot_open(path, str(exc)) from exc
+    try:
+        _prepare(connection, path)
+    except sqlite3.Error as exc:
+        connection.close()
+        raise _cannot_open(path, str(exc)) from exc
+    except ConfigError:
+        connection.close()
+        raise
     return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=NORMAL")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > SCHEMA_VERSION:
+        raise ConfigError(
+            f"{path} was written by a newer version (schema {version}, this one knows {SCHEMA_VERSION})",
+            field="--journal",
+            remedy="use the newer version, or another file",
+        )
+    connection.executescript(f"BEGIN IMMEDIATE; {_DDL} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+    # A full disk may still take the tables' few pages; find out now, not with the first round.
+    connection.execute("INSERT OR REPLACE INTO meta VALUES ('probe', hex(zeroblob(65536)))")
+    connection.execute("DELETE FROM meta WHERE key = 'probe'")
 
 
 def _cannot_open(path: Path, why: str) -> ConfigError:

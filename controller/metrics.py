@@ -96,7 +96,7 @@ class Metrics:
         made = {
             "decisions": _counter(self.registry, "decisions", "Decisions.", ("policy", "action", "reason")),
             "samples": _counter(self.registry, "samples", "Samples by what became of them.", ("outcome",)),
-            "reports": _counter(self.registry, "reports", "Heartbeats by what became of them.", ("outcome",)),
+            "reports": _counter(self.registry, "reports", "Agents' reports by what became of them.", ("outcome",)),
             "rounds": _counter(self.registry, "rounds", "Rounds that closed.", ("outcome",)),
             "leases_lost": _counter(self.registry, "leases_lost", "Agents that missed their lease."),
             "policy_failures": _counter(self.registry, "policy_failures", "Decisions whose policy raised."),

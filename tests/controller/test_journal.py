@@ -1,0 +1,178 @@
+"""What is queued is written, what was acknowledged survives, and a file that cannot work is refused at start."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from controller import journal as journal_module
+from controller.journal import Journal
+from controller.journal_file import JournalReader, connect, decision_row
+from controller.schema import Action, DecisionRecord, PolicySpec, Reason
+from service.errors import ConfigError, ConflictError, UnavailableError
+
+FULL = sqlite3.OperationalError("database or disk is full")
+
+
+def decision(number: int, t_s: float = 1.0) -> DecisionRecord:
+    return DecisionRecord(
+        id=number,
+        t_s=t_s,
+        policy="wa_diloco",
+        action=Action.DEFER,
+        reason=Reason.MIN_GAP,
+        round=3,
+        slots=(0, 1),
+        terms={"score": -0.25},
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.sqlite"
+
+
+def hold_writes(path: Path) -> sqlite3.Connection:
+    """Another writer that keeps the file locked until it rolls back."""
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    return other
+
+
+def test_the_newest_state_and_every_decision_are_read_back(path: Path) -> None:
+    journal = Journal(path)
+
+    async def write() -> None:
+        for h in (100, 200):
+            journal.put("policy", "current", PolicySpec(name="fixed_h", params={"h": h}))
+        for number in (1, 2, 3):
+            journal.append("decisions", decision_row(decision(number)))
+        await journal.commit()
+
+    asyncio.run(write())
+    reader = JournalReader(path)
+    assert reader.values("policy", PolicySpec) == [PolicySpec(name="fixed_h", params={"h": 200})]
+    assert reader.decisions(since=1, limit=10) == [decision(2), decision(3)]
+    assert reader.decisions(since=0, limit=1) == [decision(1)]
+    assert reader.last_decision_id() == 3
+    journal.close()
+
+
+def test_what_is_queued_is_written_when_the_journal_closes(path: Path) -> None:
+    journal = Journal(path)
+    journal.put("meta", "epoch", "7")
+    journal.close()
+    assert JournalReader(path).meta()["epoch"] == "7"
+
+
+def test_old_log_rows_are_pruned(path: Path) -> None:
+    journal = Journal(path)
+    journal.append("decisions", decision_row(decision(1, t_s=10.0)))
+    journal.append("decisions", decision_row(decision(2, t_s=20.0)))
+    journal.prune(15.0)
+    journal.close()
+    assert [kept.id for kept in JournalReader(path).decisions(since=0, limit=9)] == [2]
+
+
+def test_the_newest_of_numbered_rows_are_the_highest_numbers(path: Path) -> None:
+    journal = Journal(path)
+    for number in (1, 2, 9, 10, 11):
+        journal.put("rounds", number, PolicySpec(name=str(number)))
+    journal.close()
+    found = JournalReader(path).values("rounds", PolicySpec, newest=3)
+    assert sorted(int(spec.name) for spec in found) == [9, 10, 11]
+
+
+def test_a_failing_commit_is_told_kept_and_tried_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "RETRY_S", 0.02)
+    journal = Journal(path)
+    journal._connection.execute("PRAGMA busy_timeout=10")
+    other = hold_writes(path)
+
+    async def write() -> None:
+        journal.put("meta", "epoch", "1")
+        with pytest.raises(UnavailableError) as caught:
+            await journal.commit()
+        assert caught.value.field == "--journal"
+        assert journal.failure is not None
+        assert journal.num_failures >= 1
+        journal.put("meta", "epoch", "2")
+        other.execute("ROLLBACK")
+        while journal.failure is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        await journal.commit()
+
+    asyncio.run(asyncio.wait_for(write(), 10))
+    assert JournalReader(path).meta()["epoch"] == "2"
+    other.close()
+    journal.close()
+
+
+def test_while_the_disk_fails_the_log_is_bounded_and_losses_are_counted(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "MAX_QUEUED_ROWS", 10)
+    monkeypatch.setattr(journal_module, "RETRY_S", 60.0)
+    journal = Journal(path)
+    journal._connection.execute("PRAGMA busy_timeout=10")
+    other = hold_writes(path)
+
+    async def write() -> None:
+        for number in range(1, 16):
+            journal.append("decisions", decision_row(decision(number)))
+        journal.put("meta", "epoch", "1")
+        with pytest.raises(UnavailableError):
+            await journal.commit()
+
+    asyncio.run(write())
+    assert (journal.num_dropped, journal.num_queued) == (5, 11)
+    other.close()
+    journal.close()
+    reader = JournalReader(path)
+    assert [kept.id for kept in reader.decisions(since=0, limit=99)] == list(range(6, 16))
+    assert reader.meta()["epoch"] == "1"
+
+
+def as_directory(path: Path) -> None:
+    path.mkdir()
+
+
+def as_text(path: Path) -> None:
+    path.write_text("this is no database" * 100)
+
+
+def as_newer(path: Path) -> None:
+    connection = connect(path)
+    connection.execute("PRAGMA user_version=99")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"), [(as_directory, "cannot use"), (as_text, "not a database"), (as_newer, "newer version")]
+)
+def test_a_file_that_cannot_work_is_refused_with_the_option_named(
+    path: Path, spoil: Callable[[Path], None], words: str
+) -> None:
+    spoil(path)
+    with pytest.raises(ConfigError, match=words) as caught:
+        Journal(path)
+    assert caught.value.field == "--journal"
+    assert caught.value.remedy
+
+
+def test_a_directory_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file") as caught:
+        Journal(tmp_path / "nowhere" / "journal.sqlite")
+    assert caught.value.field == "--journal"
+
+
+def test_two_controllers_cannot_share_a_journal(path: Path) -> None:
+    journal = Journal(path)
+    with pytest.raises(ConflictError, match="another controller"):
+        Journal(path)
+    journal.close()
+    Journal(path).close()

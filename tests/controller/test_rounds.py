@@ -1,0 +1,130 @@
+"""When a round closes, what it costs, and what is remembered of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.records import RoundEntry
+from controller.rounds import AUTONOMOUS, EXPECTED_SYNC_S, RETRY_AFTER_S, RoundBook, RoundOutcome, outcome_of
+from diloco.schema import SyncOutcome, SyncReport
+from tests.controller.helpers import START_S, MemoryStore, report
+
+
+def make() -> RoundBook:
+    return RoundBook(MemoryStore(), [], num_applied=0, report_grace_s=3.0)
+
+
+def direct(book: RoundBook, round_: int = 0, *, now_s: float = START_S, slots: tuple[int, ...] = (0, 1)) -> RoundEntry:
+    return book.direct(
+        round_,
+        decision_id=7,
+        policy="fixed_h",
+        reason="fixed_h_reached",
+        slots=slots,
+        now_s=now_s,
+        deadline_s=now_s + 60,
+    )
+
+
+def absorb(book: RoundBook, slot: int, sync: SyncReport, *, now_s: float = START_S + 3) -> RoundEntry | None:
+    return book.absorb(slot, sync, policy="fixed_h", live_slots={0, 1}, now_s=now_s, timeout_s=60.0)
+
+
+def test_a_round_closes_when_every_directed_slot_has_reported() -> None:
+    book = make()
+    direct(book)
+    absorb(book, 0, report())
+    assert book.settle({0, 1}, START_S + 3) == []
+    absorb(book, 1, report())
+    (entry,) = book.settle({0, 1}, START_S + 4)
+    assert outcome_of(entry) is RoundOutcome.APPLIED
+    assert len(book.collect_spent()) == 1
+    assert book.collect_spent() == []
+    assert (book.version, book.num_applied) == (1, 1)
+    assert book.expected_sync_s() == pytest.approx(4.0)
+    assert book.last_transfer_s() == pytest.approx(1.0)
+    record = entry.to_record()
+    assert (record.slots_applied, record.bytes_total, record.decision_id) == ((0, 1), 400, 7)
+
+
+def test_a_dead_island_is_not_waited_for() -> None:
+    book = make()
+    direct(book)
+    absorb(book, 0, report())
+    (entry,) = book.settle({0}, START_S + 3)
+    assert outcome_of(entry) is RoundOutcome.PARTIAL
+    assert entry.to_record().slots_failed == (1,)
+
+
+def test_a_silent_island_is_waited_for_until_the_deadline() -> None:
+    book = make()
+    direct(book)
+    absorb(book, 0, report())
+    assert book.settle({0, 1}, START_S + 62.9) == []
+    assert len(book.settle({0, 1}, START_S + 63)) == 1
+
+
+def test_a_round_that_failed_costs_nothing_and_is_tried_again_later() -> None:
+    book = make()
+    direct(book)
+    for slot in (0, 1):
+        absorb(book, slot, report(outcome=SyncOutcome.FAILED))
+    (entry,) = book.settle({0, 1}, START_S + 3)
+    assert outcome_of(entry) is RoundOutcome.FAILED
+    assert book.collect_spent() == []
+    assert book.version == 0
+    assert book.retry_at_s() == START_S + 3 + RETRY_AFTER_S
+    direct(book, now_s=START_S + 10)
+    absorb(book, 0, report(started_s=START_S + 10, pushed_s=None, finished_s=START_S + 12))
+    assert [e.round for e in book.entries] == [0, 0]
+    assert book.open is not None
+    assert book.open.reported == {0}
+
+
+def test_a_report_after_the_close_still_counts() -> None:
+    book = make()
+    direct(book)
+    book.settle({0, 1}, START_S + 63)
+    assert book.collect_spent() == []
+    absorb(book, 0, report())
+    assert len(book.collect_spent()) == 1
+    assert book.entries[0].to_record().slots_applied == (0,)
+    assert book.retry_at_s() is None
+
+
+def test_repeated_reports_are_ignored() -> None:
+    book = make()
+    direct(book)
+    assert absorb(book, 0, report()) is not None
+    assert absorb(book, 0, report()) is None
+    assert len(book.entries[0].reports) == 1
+
+
+def test_islands_that_sync_by_themselves_make_a_round() -> None:
+    book = make()
+    absorb(book, 0, report(3, autonomous=True))
+    assert book.open is not None
+    assert (book.open.reason, book.open.decision_id, book.open.expected) == (AUTONOMOUS, None, (0, 1))
+    absorb(book, 1, report(3, autonomous=True, outcome=SyncOutcome.LATE))
+    (entry,) = book.settle({0, 1}, START_S + 4)
+    assert outcome_of(entry) is RoundOutcome.PARTIAL
+    assert entry.to_record().slots_late == (1,)
+    assert len(book.collect_spent()) == 1
+    assert book.version == 4
+
+
+def test_before_the_first_round_durations_are_assumed_or_unknown() -> None:
+    assert make().expected_sync_s() == EXPECTED_SYNC_S
+    assert make().last_transfer_s() is None
+    assert make().retry_at_s() is None
+
+
+def test_a_book_goes_on_where_the_journal_ends() -> None:
+    book = make()
+    direct(book)
+    absorb(book, 0, report())
+    again = RoundBook(MemoryStore(), book.entries, num_applied=0, report_grace_s=3.0)
+    assert again.open == book.open
+    assert again.version == 1
+    assert absorb(again, 0, report()) is None
+    assert direct(again, 1).id == 2

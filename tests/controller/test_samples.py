@@ -1,0 +1,81 @@
+"""Each sample is judged alone, and unknown load is not zero."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.samples import FORGET_AFTER_S, SampleBook, SampleOutcome
+from tests.controller.helpers import START_S, sample
+
+
+def book() -> SampleBook:
+    return SampleBook([], stale_after_s=5.0)
+
+
+@pytest.mark.parametrize(
+    ("raw", "outcome"),
+    [
+        (sample(), SampleOutcome.ACCEPTED),
+        (sample(t_s=START_S + 4), SampleOutcome.ACCEPTED),
+        (sample(t_s=START_S + 6), SampleOutcome.FROM_FUTURE),
+        (sample(t_s=START_S - 61), SampleOutcome.TOO_OLD),
+        (sample(t_s=float("nan")), SampleOutcome.INVALID),
+        (sample(pressure_frac=1.5), SampleOutcome.INVALID),
+        (sample(running=-1), SampleOutcome.INVALID),
+        (sample(server_id="\ud800"), SampleOutcome.INVALID),
+        ({}, SampleOutcome.INVALID),
+        (None, SampleOutcome.INVALID),
+        ([1], SampleOutcome.INVALID),
+        ("x" * 10_000, SampleOutcome.INVALID),
+    ],
+)
+def test_a_sample_is_taken_or_refused_with_a_reason(raw: object, outcome: SampleOutcome) -> None:
+    assert book().offer(raw, START_S).outcome is outcome
+
+
+def test_what_is_wrong_is_named() -> None:
+    assert book().offer(sample(running=-1), START_S).detail.startswith("running: ")
+
+
+def test_duplicates_and_older_samples_change_nothing() -> None:
+    samples = book()
+    samples.offer(sample(pressure_frac=0.4), START_S)
+    assert samples.offer(sample(pressure_frac=0.9), START_S).outcome is SampleOutcome.DUPLICATE
+    assert samples.offer(sample(t_s=START_S - 1), START_S).outcome is SampleOutcome.OUT_OF_ORDER
+    assert samples.views(START_S)[0].pressure_frac == 0.4
+
+
+@pytest.mark.parametrize(
+    ("fields", "age_s", "pressure"),
+    [
+        ({}, 5.0, 0.2),
+        ({}, 5.1, None),
+        ({"pressure_frac": None}, 0.0, None),
+        ({"state": "starting"}, 0.0, None),
+        ({"state": "stale"}, 0.0, None),
+        ({"state": "stalled"}, 0.0, None),
+        ({"state": "down"}, 0.0, None),
+        ({"state": "metrics_disabled"}, 0.0, None),
+        ({"state": "sleeping"}, 0.0, 0.2),
+    ],
+)
+def test_load_is_known_while_it_is_fresh_and_the_engine_serves(
+    fields: dict[str, Any], age_s: float, pressure: float | None
+) -> None:
+    samples = book()
+    samples.offer(sample(**fields), START_S)
+    now_s = START_S + age_s
+    assert samples.views(now_s)[0].pressure_frac == pressure
+    assert samples.statuses(now_s)[0].known is (pressure is not None)
+    assert samples.num_known(now_s) == ((1, 0) if pressure is not None else (0, 1))
+
+
+def test_a_server_that_is_gone_for_good_is_forgotten() -> None:
+    samples = book()
+    samples.offer(sample(), START_S)
+    samples.forget(START_S + FORGET_AFTER_S)
+    assert samples.num_known(START_S)[0] == 1
+    samples.forget(START_S + FORGET_AFTER_S + 1)
+    assert samples.num_known(START_S) == (0, 0)
