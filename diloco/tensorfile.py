@@ -30,7 +30,7 @@ Layout = Iterable[tuple[str, tuple[int, ...]]]
 
 def header_bytes(tensors: Layout, metadata: Mapping[str, str]) -> bytes:
     """Everything before the data of a file that holds these fp32 tensors, one after another."""
-    header = {METADATA_KEY: dict(metadata)} | _entries(tensors)
+    header = {METADATA_KEY: dict(metadata)} | entries(tensors)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(LENGTH.size + len(text)) % ALIGNMENT)
     return LENGTH.pack(len(text)) + text
@@ -85,16 +85,17 @@ def parse_offer(data: bytes) -> tuple[Manifest, int]:
         manifest = Manifest.model_validate_json(header.metadata.get(MANIFEST_KEY, ""))
     except ValidationError as exc:
         raise InputError(f"metadata holds no manifest: {exc.errors()[0]['msg']}", field="manifest") from exc
-    if header.tensors != _entries(layout(manifest.tensors)):
+    if header.tensors != entries(layout(manifest.tensors)):
         raise InputError("tensors are not those of the manifest in wire order, as fp32", field="manifest")
     return manifest, header.data_offset
 
 
-def _entries(tensors: Layout) -> dict[str, Any]:
-    entries: dict[str, Any] = {}
+def entries(tensors: Layout) -> dict[str, Any]:
+    """What the header says of these tensors."""
+    found: dict[str, Any] = {}
     offset = 0
     for name, shape in tensors:
         end = offset + FP32_BYTES * prod(shape)
-        entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, end]}
+        found[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
-    return entries
+    return found

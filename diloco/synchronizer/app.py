@@ -103,7 +103,7 @@ def _add_downloads(app: FastAPI, run: OuterRun, metrics: Metrics) -> None:
         wait_s: Annotated[float, Query(ge=0, le=MAX_WAIT_S)] = 0.0,
     ) -> Response:
         tasks: Background = app.state.tasks
-        generation = await run.wait_newer(after_version, wait_s=wait_s, exit_event=tasks.exit)
+        generation = await run.published.wait_newer(after_version, wait_s=wait_s, exit_event=tasks.exit)
         if generation is None:
             return Response(status_code=204)
         return Response(headers=_headers(generation) | {"Content-Length": str(generation.num_bytes)})
@@ -114,7 +114,7 @@ def _add_downloads(app: FastAPI, run: OuterRun, metrics: Metrics) -> None:
         version: Annotated[int | None, Query(ge=0)] = None,
         range: Annotated[str | None, Header()] = None,  # noqa: A002  (the name of the field)
     ) -> Response:
-        generation = run.generation(version)
+        generation = run.published.get(version)
         if range is None:
             headers = _headers(generation) | {"Content-Length": str(generation.num_bytes)}
             return StreamingResponse(_stream(generation, metrics), headers=headers)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from diloco.errors import FencedError, RoundClosedError
 from diloco.schema import RoundState
+from diloco.synchronizer.contribution import Accepted
 from diloco.synchronizer.generation import Generation
 from diloco.synchronizer.rounds import Claim, Close, Refusal, close_reason, refusal
-from diloco.synchronizer.upload import Accepted
 
 
 class OpenRound:
@@ -20,7 +20,8 @@ class OpenRound:
         self.epochs = dict(generation.outcome.epochs) | dict(epochs)
         """Newest epoch seen of each slot; it outlives the round."""
         self.opened_s: float | None = None
-        """Time of the first contribution."""
+        """Time of the first contribution, on a clock that never jumps; None while there is none."""
+        self._opened_unix_s: float | None = None
         self._quorum = quorum
         self._timeout_s = timeout_s
 
@@ -58,18 +59,19 @@ class OpenRound:
         """Fence every older epoch of the slot."""
         self.epochs[claim.slot] = max(claim.epoch, self.epochs.get(claim.slot, claim.epoch))
 
-    def admit(self, accepted: Accepted, *, now_s: float) -> bool:
-        """Count a contribution in; says whether it replaces an earlier one of its slot."""
+    def admit(self, accepted: Accepted, *, now_s: float, unix_s: float) -> bool:
+        """Count a contribution in that came at this time; says whether it replaces an earlier one of its slot."""
         replaces = accepted.claim.slot in self.accepted
         self.accepted[accepted.claim.slot] = accepted
         self.see_epoch(accepted.claim)
-        self.opened_s = now_s if self.opened_s is None else min(self.opened_s, now_s)
+        if self.opened_s is None or now_s < self.opened_s:
+            self.opened_s, self._opened_unix_s = now_s, unix_s
         return replaces
 
     def clear(self) -> None:
         """Start over with nobody in."""
         self.accepted.clear()
-        self.opened_s = None
+        self.opened_s = self._opened_unix_s = None
 
     @property
     def closes_at_s(self) -> float | None:
@@ -80,13 +82,12 @@ class OpenRound:
             num_complete=len(self.accepted), quorum=self._quorum, closes_at_s=self.closes_at_s, now_s=now_s
         )
 
-    def state(self, *, to_unix_s: float) -> RoundState:
-        """For the wire; ``to_unix_s`` added to our clock gives Unix time."""
-        opened_s, closes_at_s = self.opened_s, self.closes_at_s
+    def state(self) -> RoundState:
+        opened_s = self._opened_unix_s
         return RoundState(
             round=self.generation.version,
-            opened_s=None if opened_s is None else opened_s + to_unix_s,
+            opened_s=opened_s,
             slots=tuple(sorted(self.accepted)),
             quorum=self._quorum,
-            closes_at_s=None if closes_at_s is None else closes_at_s + to_unix_s,
+            closes_at_s=None if opened_s is None else opened_s + self._timeout_s,
         )

@@ -17,36 +17,27 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from diloco.errors import ManifestError, NotInitializedError, VersionGoneError
-from diloco.fragment import first_difference, num_bytes
+from diloco.errors import NotInitializedError
+from diloco.fragment import num_bytes
 from diloco.outer import OuterOptimizer
 from diloco.schema import ChunkReply, FragmentState, InitReply, Manifest, OuterState
 from diloco.synchronizer.config import SynchronizerSettings
-from diloco.synchronizer.generation import (
-    NUM_KEPT,
-    Generation,
-    Outcome,
-    newest_generation,
-    prune_generations,
-    write_generation,
-)
-from diloco.synchronizer.intake import Intake
-from diloco.synchronizer.metrics import Metrics, Verdict
-from diloco.synchronizer.open_round import OpenRound
-from diloco.synchronizer.rounds import Claim, Close
-from diloco.synchronizer.step import NonFiniteStepError, Step, take_step
-from diloco.synchronizer.storage import disk_errors
-from diloco.synchronizer.upload import (
-    Chunk,
-    Upload,
+from diloco.synchronizer.contribution import (
     accept_contribution,
     begin_contribution,
-    begin_offer,
-    read_offer,
     recover_contributions,
     verify_contribution,
 )
-from diloco.tensorfile import parse_offer
+from diloco.synchronizer.generation import Generation, Outcome, newest_generation, prune_generations, write_generation
+from diloco.synchronizer.intake import Intake
+from diloco.synchronizer.metrics import Metrics, Verdict
+from diloco.synchronizer.offer import begin_offer, check_offer, read_offer
+from diloco.synchronizer.open_round import OpenRound
+from diloco.synchronizer.published import Published
+from diloco.synchronizer.rounds import Claim, Close
+from diloco.synchronizer.step import NonFiniteStepError, Step, take_step
+from diloco.synchronizer.storage import disk_errors
+from diloco.synchronizer.upload import Chunk, Upload
 from service.errors import InputError, UnavailableError
 from service.tasks import wait_for_exit
 
@@ -59,22 +50,6 @@ SPARE_UPLOADS = 8
 """Uploads in progress beyond one per slot of the quorum: offers, and slots that come and go."""
 
 
-class Signal:
-    """Wakes everyone who waits for the next change."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def notify(self) -> None:
-        self._event.set()
-        self._event = asyncio.Event()
-
-    async def wait(self, timeout_s: float | None) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._event.wait()
-
-
 class OuterRun:
     """The global parameters of one run and their open round."""
 
@@ -83,15 +58,14 @@ class OuterRun:
     ) -> None:
         self.problem: str | None = None
         """Why the last outer step failed; None when it did not."""
+        self.published = Published()
         self._settings = settings
         self._directory = settings.directory
         self._metrics = metrics
         self._clock = clock
         self._outer: OuterOptimizer | None = None
         self._round: OpenRound | None = None
-        self._generations: dict[int, Generation] = {}
         self._intake = Intake(settings.directory, metrics, limit=settings.quorum + SPARE_UPLOADS)
-        self._changed = Signal()
         self._commit_lock = asyncio.Lock()
         self._offer_lock = asyncio.Lock()
         self._slot_locks: dict[int, asyncio.Lock] = {}
@@ -109,7 +83,7 @@ class OuterRun:
             self._directory, round_number=generation.version, num_bytes=generation.num_bytes
         ):
             age_s = max(time.time() - accepted.path.stat().st_mtime, 0.0)
-            open_round.admit(accepted, now_s=self._clock() - age_s)
+            open_round.admit(accepted, now_s=self._clock() - age_s, unix_s=time.time() - age_s)
         self._metrics.open_contributions.set(len(open_round.accepted))
         logger.info(
             "resumed directory=%s version=%d open_round_slots=%s",
@@ -126,7 +100,8 @@ class OuterRun:
         """
         async with self._offer_lock:
             if chunk.start == 0:
-                self._check_offer(chunk)
+                current = self._round.generation.manifest if self._round else None
+                check_offer(chunk, current=current, max_bytes=self._settings.max_contribution_bytes)
             if self._round is not None:
                 return InitReply(accepted=False, version=self._round.generation.version)
             name = f"offer-{chunk.digest.hex()[:16]}"
@@ -174,30 +149,6 @@ class OuterRun:
                 return ChunkReply(received_bytes=received_bytes, complete=False, version=version)
             return await self._accept(claim, chunk, received[0])
 
-    async def wait_newer(self, after_version: int, *, wait_s: float, exit_event: asyncio.Event) -> Generation | None:
-        """The newest generation once it is newer than that; None when the time, or the process, ends before."""
-        deadline_s = self._clock() + wait_s
-        while True:
-            if self._round is not None and self._round.generation.version > after_version:
-                return self._round.generation
-            left_s = deadline_s - self._clock()
-            if exit_event.is_set() or left_s <= 0:
-                return None
-            await self._changed.wait(left_s)
-
-    def generation(self, version: int | None) -> Generation:
-        """The generation of that version, or the newest."""
-        newest = self._require_round().generation
-        if version is None:
-            return newest
-        if version not in self._generations:
-            raise VersionGoneError(
-                f"version {version} is not kept, the newest is {newest.version}",
-                version=newest.version,
-                field="version",
-            )
-        return self._generations[version]
-
     def state(self) -> OuterState:
         return OuterState(
             initialized=self._round is not None,
@@ -213,14 +164,14 @@ class OuterRun:
         while not exit_event.is_set():
             if self._round is None or self._round.close_reason(self._clock()) is None:
                 closes_at_s = self._round.closes_at_s if self._round else None
-                await self._changed.wait(None if closes_at_s is None else closes_at_s - self._clock())
+                await self.published.wait_change(None if closes_at_s is None else closes_at_s - self._clock())
             elif not await self._close_round(self._round):
                 await wait_for_exit(exit_event, STEP_RETRY_S)
 
     async def announce_exit(self, exit_event: asyncio.Event) -> None:
         """Release everyone who waits for a version when the process ends."""
         await exit_event.wait()
-        self._changed.notify()
+        self.published.notify()
 
     async def _accept(self, claim: Claim, chunk: Chunk, upload: Upload) -> ChunkReply:
         async with self._commit_lock:
@@ -229,9 +180,9 @@ class OuterRun:
             with disk_errors(self._directory):
                 accepted = await asyncio.to_thread(accept_contribution, self._directory, claim, upload)
             self._intake.forget(f"slot-{claim.slot}")
-            replaces = open_round.admit(accepted, now_s=self._clock())
+            replaces = open_round.admit(accepted, now_s=self._clock(), unix_s=time.time())
         self._metrics.open_contributions.set(len(open_round.accepted))
-        self._changed.notify()
+        self.published.notify()
         return self._completed(chunk, Verdict.REPLACED if replaces else Verdict.ACCEPTED)
 
     def _admit(self, claim: Claim) -> OpenRound:
@@ -301,15 +252,12 @@ class OuterRun:
     def _publish(self, generation: Generation) -> OpenRound:
         """Make the generation the one that islands pull, and open the round on top of it."""
         epochs = self._round.epochs if self._round else {}
-        self._generations[generation.version] = generation
-        for version in sorted(self._generations)[:-NUM_KEPT]:
-            del self._generations[version]
         settings = self._settings
         self._round = OpenRound(generation, quorum=settings.quorum, timeout_s=settings.round_timeout_s, epochs=epochs)
         # What is still being uploaded was meant for the round before.
         self._intake.discard_all()
         self._metrics.version.labels(FRAGMENT).set(generation.version)
-        self._changed.notify()
+        self.published.add(generation)
         return self._round
 
     def _tidy(self, contributions: list[Path]) -> None:
@@ -318,28 +266,6 @@ class OuterRun:
             for path in contributions:
                 path.unlink(missing_ok=True)
             prune_generations(self._directory)
-
-    def _check_offer(self, chunk: Chunk) -> None:
-        """Refuse an offer at its first chunk if its end could only be refused."""
-        manifest, data_offset = parse_offer(chunk.data)
-        size = num_bytes(manifest)
-        if chunk.total != data_offset + size:
-            raise InputError(
-                f"offer has {chunk.total} bytes, its manifest needs {data_offset + size}", field="manifest"
-            )
-        if size > self._settings.max_contribution_bytes:
-            raise InputError(
-                f"the parameters have {size} bytes, max_contribution_bytes is {self._settings.max_contribution_bytes}",
-                field="max_contribution_bytes",
-                remedy="raise --max-contribution-bytes of the synchronizer",
-            )
-        difference = first_difference(self._round.generation.manifest, manifest) if self._round else None
-        if difference is not None:
-            raise ManifestError(
-                f"the model differs from that of the run in {self._directory}: {difference}",
-                field="manifest",
-                remedy="start the synchronizer with another --directory, or the island with the run's model",
-            )
 
     async def _initialize(self, manifest: Manifest, parameters: Tensor) -> None:
         momentum = torch.zeros_like(parameters)
@@ -366,7 +292,7 @@ class OuterRun:
     def _require_round(self) -> OpenRound:
         if self._round is None:
             raise NotInitializedError(
-                "there are no global parameters yet", field="fragment", remedy="offer initial ones first"
+                "there are no global parameters to contribute to", field="fragment", remedy="offer initial ones first"
             )
         return self._round
 
@@ -377,5 +303,5 @@ class OuterRun:
             version=generation.version,
             num_bytes=generation.num_bytes,
             digest=generation.digest.hex(),
-            open_round=open_round.state(to_unix_s=time.time() - self._clock()),
+            open_round=open_round.state(),
         )

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diloco.outer import Contribution, OuterOptimizer
+from diloco.synchronizer.contribution import Accepted
 from diloco.synchronizer.generation import Generation, Outcome, write_generation
 from diloco.synchronizer.storage import disk_errors
-from diloco.synchronizer.upload import Accepted, require_finite
+from diloco.synchronizer.upload import require_finite
 from service.errors import InputError
 
 

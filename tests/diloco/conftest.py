@@ -80,7 +80,9 @@ class SynchronizerProcess:
         self._reader.start()
         wait_until(lambda: self.find(LISTENING) is not None or self._process.poll() is not None)
         found = self.find(LISTENING)
-        assert found is not None, self.lines
+        if found is None:
+            code = self._finish()
+            raise AssertionError(f"synchronizer ended with {code}: {self.lines}")
         return found[1]
 
     def find(self, pattern: re.Pattern[str]) -> re.Match[str] | None:

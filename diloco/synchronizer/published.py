@@ -1,0 +1,69 @@
+"""What islands can see of the global parameters: the generations that are kept, and the wait for the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+from diloco.errors import NotInitializedError, VersionGoneError
+from diloco.synchronizer.generation import NUM_KEPT, Generation
+
+
+class Published:
+    """The newest generations, and those who wait for a change."""
+
+    def __init__(self) -> None:
+        self._generations: dict[int, Generation] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def newest(self) -> Generation | None:
+        return self._generations[max(self._generations)] if self._generations else None
+
+    def get(self, version: int | None) -> Generation:
+        """The generation of that version, or the newest."""
+        newest = self.newest
+        if newest is None:
+            raise NotInitializedError(
+                "there are no global parameters yet", field="fragment", remedy="offer initial ones first"
+            )
+        if version is None:
+            return newest
+        if version not in self._generations:
+            raise VersionGoneError(
+                f"version {version} is not kept, the newest is {newest.version}",
+                version=newest.version,
+                field="version",
+            )
+        return self._generations[version]
+
+    def add(self, generation: Generation) -> None:
+        """Let everybody have the generation; it is on disk."""
+        self._generations[generation.version] = generation
+        for version in sorted(self._generations)[:-NUM_KEPT]:
+            del self._generations[version]
+        self.notify()
+
+    def notify(self) -> None:
+        """Wake everyone who waits for a change."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait_change(self, timeout_s: float | None) -> None:
+        """Return at the next change, or when the time is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+
+    async def wait_newer(self, after_version: int, *, wait_s: float, exit_event: asyncio.Event) -> Generation | None:
+        """The newest generation once it is newer than that; None when the time, or the process, ends before."""
+        deadline_s = time.monotonic() + wait_s
+        while True:
+            newest = self.newest
+            if newest is not None and newest.version > after_version:
+                return newest
+            left_s = deadline_s - time.monotonic()
+            if exit_event.is_set() or left_s <= 0:
+                return None
+            await self.wait_change(left_s)
