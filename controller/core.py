@@ -238,6 +238,8 @@ class Controller:
         )
 
     async def _try_commit(self) -> bool:
+        if self.state.journal.failure is not None:
+            return False  # It is being retried; waiting for that would only slow the fleet down.
         try:
             await self.state.journal.commit()
         except UnavailableError:

@@ -64,7 +64,7 @@ class Loop:
             self._pruned_s = now_s
             self._state.samples.forget(now_s)
             self._state.journal.prune(now_s - self._state.settings.retention_s)
-        await self._publish()
+        await self._publish_soon()
 
     def _decide(self, policy: Policy, view: FleetView, now_s: float) -> Decision:
         try:
@@ -130,6 +130,13 @@ class Loop:
             await self._state.journal.commit()
         finally:
             self._state.mailboxes.announce(seq)
+
+    async def _publish_soon(self) -> None:
+        """As `_publish`, but without waiting for a disk that is known to fail: the journal retries by itself."""
+        if self._state.journal.failure is None:
+            await self._publish()
+        else:
+            self._state.mailboxes.announce(self._state.mailboxes.seq)
 
     async def control(self, action: ControlAction) -> ControlReply:
         """An operator's order; answered once it is on disk."""

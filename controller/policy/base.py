@@ -161,9 +161,14 @@ def group_pressure(view: FleetView) -> tuple[float, int]:
 
     An island without any server is bound to an unknown one: nobody can say what a sync would cost there.
     """
+    by_id = {server.server_id: [server] for server in view.servers}
+    by_node: dict[str, list[ServerView]] = {}
+    for server in view.servers:
+        by_node.setdefault(server.node, []).append(server)
     bound: dict[str, float | None] = {}
     for island in view.islands:
-        servers = bound_servers(island, view.servers)
+        # An island competes with the server that it names, else with all of its node.
+        servers = by_node.get(island.node, []) if island.server_id is None else by_id.get(island.server_id, [])
         bound |= {server.server_id: server.pressure_frac for server in servers}
         if not servers:
             bound[f"slot {island.slot}"] = None
@@ -172,13 +177,6 @@ def group_pressure(view: FleetView) -> tuple[float, int]:
     if unknown or not known:
         return UNKNOWN_PRESSURE, unknown
     return max(known), 0
-
-
-def bound_servers(island: IslandView, servers: tuple[ServerView, ...]) -> tuple[ServerView, ...]:
-    """The servers whose load this island competes with: the one it names, else all of its node."""
-    if island.server_id is not None:
-        return tuple(server for server in servers if server.server_id == island.server_id)
-    return tuple(server for server in servers if server.node == island.node)
 
 
 def saturate(value: float) -> float:

@@ -1,0 +1,198 @@
+"""The controller as a real process: killed, restarted, out of disk, stopped."""
+
+from __future__ import annotations
+
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from controller.schema import Heartbeat
+from tests.controller.helpers import progress, registration, report, sample
+
+pytestmark = pytest.mark.integration
+
+DEADLINE_S = 20.0
+
+
+@dataclass
+class Process:
+    """A running controller."""
+
+    child: subprocess.Popen[str]
+    http: httpx.Client
+
+    def register(self, agent_id: str = "island-0", instance: str = "first") -> dict[str, Any]:
+        body = registration(agent_id, instance).model_dump(mode="json")
+        return dict(self.http.post("/v1/agents", json=body).raise_for_status().json())
+
+    def beat(self, *, epoch: int = 1, **fields: Any) -> dict[str, Any]:
+        beat = Heartbeat(instance="first", epoch=epoch, t_s=time.time(), **fields).model_dump(mode="json")
+        return dict(self.http.post("/v1/agents/island-0/heartbeat", json=beat).raise_for_status().json())
+
+    def directives(self, *, after: int, wait_s: float = 10) -> dict[str, Any]:
+        query: dict[str, str | float] = {"instance": "first", "after": after, "wait_s": wait_s}
+        return dict(self.http.get("/v1/agents/island-0/directives", params=query).raise_for_status().json())
+
+
+@contextmanager
+def controller(folder: Path, *options: str) -> Iterator[Process]:
+    base = ["--port", "0", "--journal", str(folder / "journal.sqlite"), "--num-slots", "1", "--min-h", "2"]
+    rule = ["--policy", "fixed_h", "--policy-params", "h=10", "--tick-s", "0.05", "--max-h", "100"]
+    command = [sys.executable, "-m", "wadiloco", "controller", *base, *rule, *options]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        url = _url(child)
+        with httpx.Client(base_url=url, timeout=DEADLINE_S, trust_env=False) as http:
+            yield Process(child, http)
+    finally:
+        child.kill()
+        child.wait(DEADLINE_S)
+        if child.stderr is not None:
+            child.stderr.close()
+
+
+def _url(child: subprocess.Popen[str]) -> str:
+    assert child.stderr is not None
+    lines = []
+    for line in child.stderr:
+        lines.append(line)
+        found = re.search(r"listening service=controller url=(\S+)", line)
+        if found:
+            threading.Thread(target=_drain, args=(child.stderr,), daemon=True).start()
+            return found[1]
+    raise AssertionError("".join(lines))
+
+
+def _drain(stream: Any) -> None:
+    """A full pipe would stop the process."""
+    try:
+        for _ in stream:
+            pass
+    except ValueError:
+        pass  # Closed by the test.
+
+
+def eventually(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"{what} did not come true"
+        time.sleep(0.02)
+
+
+def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    seq = 0
+    with controller(tmp_path, "--budget-syncs", "50") as process:
+        lease = process.register()
+        run_id = lease["run_id"]
+        for round_ in range(3):
+            process.beat(progress=progress(10, round=round_))
+            seq = process.directives(after=seq)["seq"]
+            done = report(round_, started_s=time.time(), pushed_s=None, finished_s=time.time() + 1)
+            assert process.beat(syncs=[done], progress=progress(0, round=round_ + 1))["syncs_acknowledged"] == 1
+        process.http.post("/v1/samples", json={"samples": [sample(t_s=time.time())]}).raise_for_status()
+        process.http.put("/v1/policy", json={"name": "fixed_h", "params": {"h": 30}}).raise_for_status()
+        process.beat(progress=progress(30, round=3))
+        last = process.directives(after=seq)
+        rounds = process.http.get("/v1/rounds").json()
+        budget = process.http.get("/v1/budget").json()
+        decisions = process.http.get("/v1/decisions?limit=10000").json()["decisions"]
+        process.child.send_signal(signal.SIGKILL)
+        process.child.wait(DEADLINE_S)
+    assert budget["spent"] == 3
+    with controller(tmp_path, "--budget-syncs", "50") as process:
+        fleet = process.http.get("/v1/fleet").json()
+        assert (fleet["run_id"], fleet["epoch"], fleet["rounds_closed"]) == (run_id, 1, 3)
+        assert fleet["islands"][0]["slot"] == 0
+        assert fleet["servers"][0]["server_id"] == "vllm-0"
+        assert process.http.get("/v1/budget").json() == budget
+        assert process.http.get("/v1/rounds").json() == rounds
+        assert process.http.get("/v1/policy").json()["params"] == {"h": 30}
+        assert process.http.get("/v1/decisions?limit=10000").json()["decisions"][: len(decisions)] == decisions
+        assert process.directives(after=seq, wait_s=0)["directives"] == last["directives"]
+        done = report(3, started_s=time.time(), pushed_s=None, finished_s=time.time() + 1)
+        process.beat(syncs=[done], progress=progress(30, round=4))
+        assert process.directives(after=last["seq"])["seq"] > last["seq"]
+        assert process.http.get("/v1/budget").json()["spent"] == 4
+
+
+def test_a_full_disk_is_named_survived_and_made_up_for(tmp_path: Path) -> None:
+    with controller(tmp_path) as process:
+        process.register()
+        limit = (tmp_path / "journal.sqlite-wal").stat().st_size
+        resource.prlimit(process.child.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        eventually(lambda: process.http.get("/readyz").status_code == 503, "not ready")
+        reason = process.http.get("/readyz").json()["reason"]
+        assert "journal.sqlite cannot be written" in reason
+        refused = process.http.put("/v1/policy", json={"name": "no_sync"})
+        assert (refused.status_code, refused.json()["field"]) == (503, "--journal")
+        receipt = process.http.post("/v1/samples", json={"samples": [sample(t_s=time.time())]}).json()
+        assert receipt["accepted"] == 1
+        done = report(0, started_s=time.time(), pushed_s=None, finished_s=time.time() + 1)
+        assert process.beat(syncs=[done], progress=progress(5))["syncs_acknowledged"] == 0
+        assert process.http.get("/healthz").status_code == 200
+        failures = process.http.get("/metrics").text
+        assert re.search(r"^wadiloco_controller_journal_errors_total [1-9]", failures, re.MULTILINE)
+        resource.prlimit(process.child.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        eventually(lambda: process.http.get("/readyz").status_code == 200, "ready again")
+        assert process.beat(syncs=[done], progress=progress(5))["syncs_acknowledged"] == 1
+        process.child.send_signal(signal.SIGKILL)
+        process.child.wait(DEADLINE_S)
+    with controller(tmp_path) as process:
+        assert process.http.get("/v1/policy").json()["name"] == "no_sync"
+        assert len(process.http.get("/v1/rounds").json()["rounds"]) == 1
+
+
+def test_a_term_signal_ends_it_cleanly_although_a_poll_waits(tmp_path: Path) -> None:
+    with controller(tmp_path) as process:
+        lease = process.register()
+        answers: list[dict[str, Any]] = []
+        poll = threading.Thread(
+            target=lambda: answers.append(process.directives(after=lease["directive_seq"], wait_s=30))
+        )
+        poll.start()
+        process.http.get("/healthz").raise_for_status()
+        started_s = time.monotonic()
+        process.child.send_signal(signal.SIGTERM)
+        assert process.child.wait(DEADLINE_S) == 0
+        poll.join(DEADLINE_S)
+        assert time.monotonic() - started_s < 10
+        assert answers == [{"directives": [], "seq": lease["directive_seq"]}]
+
+
+def test_a_journal_that_cannot_be_made_ends_the_start_with_one_message(tmp_path: Path) -> None:
+    missing = tmp_path / "nowhere" / "journal.sqlite"
+    command = [sys.executable, "-m", "wadiloco", "controller", "--port", "0", "--journal", str(missing)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert ended.returncode == 2
+    assert "wadiloco controller: --journal: cannot use" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_it_starts_without_torch_and_numpy() -> None:
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'numpy'): sys.modules[name] = None\n"
+        "from wadiloco import main\n"
+        "raise SystemExit(main(['controller', '--print-config']))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    probe = "import controller.main, sys; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    ended = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=DEADLINE_S, check=True
+    )
+    assert ended.stdout.strip() == "[]"
