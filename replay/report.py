@@ -14,6 +14,10 @@ from replay.summary import Comparison, Run, Summary
 MIN_SEEDS = 5
 """Below this no significance is claimed: even a perfect separation of 4 seeds has p = 0.125."""
 ALPHA = 0.05
+INTERVAL_NOTE = (
+    "Differences are paired over seeds; p is that of the exact sign-flip test, and the reading follows it alone. The "
+    "interval is a percentile bootstrap, which is too narrow with few seeds (it covers about 84 % with 5, 89 % with 8)."
+)
 UNKNOWN = "-"
 
 
@@ -128,7 +132,8 @@ def _comparisons(summary: Summary) -> str:
     if not summary.comparisons:
         return "None: neither no_sync nor random_deferral ran on a common seed with another policy."
     titles = ["policy", "against", "metric", "mean difference", "95 % interval", "p", "seeds", "reading"]
-    return _markdown_table(titles, [_comparison_row(comparison) for comparison in summary.comparisons])
+    table = _markdown_table(titles, [_comparison_row(comparison) for comparison in summary.comparisons])
+    return f"{table}\n\n{INTERVAL_NOTE if any(found.n > 1 for found in summary.comparisons) else ''}".rstrip()
 
 
 def _comparison_row(found: Comparison) -> list[str]:

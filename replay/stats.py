@@ -9,7 +9,9 @@ policies were alike, every sign would be as likely: p = share of the 2^n sign pa
 the one seen (all patterns up to n = 16, else 65,536 random ones with the one seen counted in). The smallest p that n
 seeds can give is 2^(1-n): 0.06 with 5, below 0.01 from 8 on.
 
-**Interval.** 95 % percentile bootstrap of the mean difference over seeds.
+**Interval.** Percentile bootstrap of the mean difference over seeds, nominally 95 %. With few seeds it is too narrow:
+on normal differences it covered the true mean in 84 % of 1,500 trials with 5 seeds, 89 % with 8 and 93 % with 30. It
+shows the size of an effect; whether there is one is the test's to say.
 """
 
 from __future__ import annotations
