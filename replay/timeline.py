@@ -22,7 +22,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from service.errors import UnavailableError
 
-MAX_ROWS = 12
+MAX_ROWS = 8
 """More rows would make a picture that no screen shows; the first runs stand for the rest."""
 WIDTH_IN = 12.8
 ROW_IN = 2.3
