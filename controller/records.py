@@ -81,8 +81,8 @@ class RoundEntry(Wire):
     @property
     def next_version(self) -> int:
         """Version of the global parameters that its reports prove."""
-        adopted = any(entry.report.outcome is not SyncOutcome.FAILED for entry in self.reports)
-        return self.round + 1 if adopted else 0
+        adopted = [e.report.round + 1 for e in self.reports if e.report.outcome is not SyncOutcome.FAILED]
+        return max(adopted, default=0)
 
     def to_record(self) -> RoundRecord:
         reports = [entry.report for entry in self.reports]

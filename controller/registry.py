@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 from controller.records import AgentRecord, Membership
 from controller.schema import AgentRegistration, Heartbeat
+from diloco.schema import SyncOutcome
 from service.errors import ConflictError, InputError
 
 MAX_AGENTS = 20_000
@@ -171,7 +172,8 @@ class Registry:
         changes: dict[str, Any] = {"last_beat_s": now_s}
         if beat.progress is not None:
             self.version = max(self.version, beat.progress.round)
-            changes |= {"progress": beat.progress, "progress_current": True}
+            adopted = [sync.round for sync in beat.syncs if sync.outcome is not SyncOutcome.FAILED]
+            changes |= {"progress": beat.progress, "progress_current": beat.progress.round > max(adopted, default=-1)}
         elif beat.syncs:
             changes |= {"progress_current": False}
         return self._set(agent, **changes)

@@ -7,7 +7,7 @@ applied. One that failed altogether does not count; it is tried again after `RET
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 
 from controller.records import RoundEntry, SlotReport
@@ -79,11 +79,10 @@ class RoundBook:
         self, slot: int, report: SyncReport, *, policy: str, live_slots: Collection[int], now_s: float, timeout_s: float
     ) -> RoundEntry | None:
         """Add one report; None when it was known already."""
-        same_round = [entry for entry in self._entries.values() if entry.round == report.round]
-        known = {(e.slot, e.report.started_s) for entry in same_round for e in entry.reports}
-        if (slot, report.started_s) in known:
+        known = {(e.slot, e.report.started_s, e.report.round) for entry in self.entries for e in entry.reports}
+        if (slot, report.started_s, report.round) in known:
             return None
-        entry = next((entry for entry in reversed(same_round) if slot not in entry.reported), None)
+        entry = self._find(slot, report)
         if entry is None:
             entry = self._open(
                 report.round,
@@ -99,11 +98,25 @@ class RoundBook:
         self.version = max(self.version, entry.next_version)
         return self._keep(entry)
 
-    def settle(self, live_slots: Collection[int], now_s: float) -> list[RoundEntry]:
-        """Close the rounds that nobody needs to be waited for."""
+    def _find(self, slot: int, report: SyncReport) -> RoundEntry | None:
+        """The newest round of that number that lacks this slot; else the directed one that it obeyed with a later."""
+        newest_first = [entry for entry in reversed(self._entries.values()) if slot not in entry.reported]
+        same = next((entry for entry in newest_first if entry.round == report.round), None)
+        if same is not None or report.autonomous:
+            return same
+        # An island that was behind adopts what it missed, and its report names the round that it was really in.
+        awaiting = (e for e in newest_first if e.closed_s is None and e.round < report.round and slot in e.expected)
+        return next(awaiting, None)
+
+    def settle(self, live_slots: Mapping[int, int | None], now_s: float) -> list[RoundEntry]:
+        """Close the rounds that nobody needs to be waited for.
+
+        ``live_slots`` maps the slots of live islands to the version that each trains from. One that is past a round
+        and did not report it had nothing to contribute.
+        """
         closed = []
         for entry in self.entries:
-            awaited = [slot for slot in entry.missing if slot in live_slots]
+            awaited = [slot for slot in entry.missing if slot in live_slots and not _is_past(live_slots[slot], entry)]
             if entry.closed_s is None and (not awaited or now_s >= entry.deadline_s):
                 closed.append(self._keep(entry.model_copy(update={"closed_s": now_s})))
         return closed
@@ -145,6 +158,10 @@ class RoundBook:
         self._store.put("rounds", entry.id, entry)
         self._entries[entry.id] = entry
         return entry
+
+
+def _is_past(version: int | None, entry: RoundEntry) -> bool:
+    return version is not None and version > entry.round
 
 
 def outcome_of(entry: RoundEntry) -> RoundOutcome:

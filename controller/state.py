@@ -115,8 +115,13 @@ class FleetState:
         return max(self.rounds.version, self.registry.version)
 
     @property
-    def live_slots(self) -> set[int]:
-        return {island.slot for island in self.registry.islands if island.slot is not None}
+    def live_slots(self) -> dict[int, int | None]:
+        """Slots of live islands, and the version that each trains from (None while it has not said)."""
+        return {
+            island.slot: island.progress.round if island.progress is not None and island.progress_current else None
+            for island in self.registry.islands
+            if island.slot is not None
+        }
 
 
 def _restore_run_id(settings: ControllerSettings, meta: dict[str, str]) -> str:

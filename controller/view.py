@@ -12,6 +12,8 @@ from diloco.schema import Phase
 def build_view(state: FleetState, now_s: float) -> FleetView:
     settings = state.settings
     islands = state.registry.islands
+    # What islands say now, not the highest ever told: a synchronizer that lost its state starts again from 0.
+    told = [island.progress.round for island in islands if island.progress is not None and island.progress_current]
     return FleetView(
         islands=tuple(_view_island(island) for island in islands),
         servers=state.samples.views(now_s),
@@ -19,7 +21,7 @@ def build_view(state: FleetState, now_s: float) -> FleetView:
         min_h=settings.min_h,
         max_h=settings.max_h,
         run_started_s=state.run_started_s,
-        round=state.version,
+        round=max(told, default=state.version),
         slots_missing=state.registry.slots_missing,
         paused=state.paused,
         sync_in_flight=state.rounds.open is not None or any(_is_syncing(island) for island in islands),

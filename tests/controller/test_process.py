@@ -55,12 +55,20 @@ def controller(folder: Path, *options: str) -> Iterator[Process]:
     try:
         url = _url(child)
         with httpx.Client(base_url=url, timeout=DEADLINE_S, trust_env=False) as http:
+            eventually(lambda: _is_alive(http), "an answer")
             yield Process(child, http)
     finally:
         child.kill()
         child.wait(DEADLINE_S)
         if child.stderr is not None:
             child.stderr.close()
+
+
+def _is_alive(http: httpx.Client) -> bool:
+    try:
+        return http.get("/healthz").status_code == 200
+    except httpx.ConnectError:
+        return False  # The port is logged a moment before it listens.
 
 
 def _url(child: subprocess.Popen[str]) -> str:

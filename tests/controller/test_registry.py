@@ -130,7 +130,9 @@ def test_a_sync_makes_progress_unknown_until_the_next_report() -> None:
     agent = beat(registry, agent, 2.0, syncs=[report()])
     assert not agent.progress_current
     assert agent.progress == progress(5)
-    assert beat(registry, agent, 3.0, progress=progress(0), syncs=[report(1)]).progress_current
+    stale = beat(registry, agent, 3.0, progress=progress(5, round=1), syncs=[report(1)])
+    assert not stale.progress_current
+    assert beat(registry, agent, 4.0, progress=progress(0, round=2), syncs=[report(1)]).progress_current
 
 
 def test_every_change_is_handed_to_the_journal() -> None:

@@ -9,6 +9,9 @@ from controller.rounds import AUTONOMOUS, EXPECTED_SYNC_S, RETRY_AFTER_S, RoundB
 from diloco.schema import SyncOutcome, SyncReport
 from tests.controller.helpers import START_S, MemoryStore, report
 
+BOTH: dict[int, int | None] = {0: 0, 1: None}
+"""Two live islands, and the version that each trains from."""
+
 
 def make() -> RoundBook:
     return RoundBook(MemoryStore(), [], num_applied=0, report_grace_s=3.0)
@@ -27,16 +30,16 @@ def direct(book: RoundBook, round_: int = 0, *, now_s: float = START_S, slots: t
 
 
 def absorb(book: RoundBook, slot: int, sync: SyncReport, *, now_s: float = START_S + 3) -> RoundEntry | None:
-    return book.absorb(slot, sync, policy="fixed_h", live_slots={0, 1}, now_s=now_s, timeout_s=60.0)
+    return book.absorb(slot, sync, policy="fixed_h", live_slots=BOTH, now_s=now_s, timeout_s=60.0)
 
 
 def test_a_round_closes_when_every_directed_slot_has_reported() -> None:
     book = make()
     direct(book)
     absorb(book, 0, report())
-    assert book.settle({0, 1}, START_S + 3) == []
+    assert book.settle(BOTH, START_S + 3) == []
     absorb(book, 1, report())
-    (entry,) = book.settle({0, 1}, START_S + 4)
+    (entry,) = book.settle(BOTH, START_S + 4)
     assert outcome_of(entry) is RoundOutcome.APPLIED
     assert len(book.collect_spent()) == 1
     assert book.collect_spent() == []
@@ -51,7 +54,7 @@ def test_a_dead_island_is_not_waited_for() -> None:
     book = make()
     direct(book)
     absorb(book, 0, report())
-    (entry,) = book.settle({0}, START_S + 3)
+    (entry,) = book.settle({0: 0}, START_S + 3)
     assert outcome_of(entry) is RoundOutcome.PARTIAL
     assert entry.to_record().slots_failed == (1,)
 
@@ -60,8 +63,8 @@ def test_a_silent_island_is_waited_for_until_the_deadline() -> None:
     book = make()
     direct(book)
     absorb(book, 0, report())
-    assert book.settle({0, 1}, START_S + 62.9) == []
-    assert len(book.settle({0, 1}, START_S + 63)) == 1
+    assert book.settle(BOTH, START_S + 62.9) == []
+    assert len(book.settle(BOTH, START_S + 63)) == 1
 
 
 def test_a_round_that_failed_costs_nothing_and_is_tried_again_later() -> None:
@@ -69,7 +72,7 @@ def test_a_round_that_failed_costs_nothing_and_is_tried_again_later() -> None:
     direct(book)
     for slot in (0, 1):
         absorb(book, slot, report(outcome=SyncOutcome.FAILED))
-    (entry,) = book.settle({0, 1}, START_S + 3)
+    (entry,) = book.settle(BOTH, START_S + 3)
     assert outcome_of(entry) is RoundOutcome.FAILED
     assert book.collect_spent() == []
     assert book.version == 0
@@ -84,12 +87,29 @@ def test_a_round_that_failed_costs_nothing_and_is_tried_again_later() -> None:
 def test_a_report_after_the_close_still_counts() -> None:
     book = make()
     direct(book)
-    book.settle({0, 1}, START_S + 63)
+    book.settle(BOTH, START_S + 63)
     assert book.collect_spent() == []
     absorb(book, 0, report())
     assert len(book.collect_spent()) == 1
     assert book.entries[0].to_record().slots_applied == (0,)
     assert book.retry_at_s() is None
+
+
+def test_an_island_that_is_past_the_round_is_not_waited_for() -> None:
+    book = make()
+    direct(book, 4)
+    absorb(book, 0, report(4))
+    assert book.settle({0: 5, 1: 4}, START_S + 3) == []
+    assert len(book.settle({0: 5, 1: 5}, START_S + 3)) == 1
+
+
+def test_a_report_of_a_later_round_answers_the_directive_that_it_obeyed() -> None:
+    book = make()
+    direct(book, 4)
+    absorb(book, 0, report(4))
+    absorb(book, 1, report(5, outcome=SyncOutcome.LATE))
+    (entry,) = book.settle(BOTH, START_S + 3)
+    assert (len(book.entries), entry.reported, book.version) == (1, frozenset({0, 1}), 6)
 
 
 def test_repeated_reports_are_ignored() -> None:
@@ -106,7 +126,7 @@ def test_islands_that_sync_by_themselves_make_a_round() -> None:
     assert book.open is not None
     assert (book.open.reason, book.open.decision_id, book.open.expected) == (AUTONOMOUS, None, (0, 1))
     absorb(book, 1, report(3, autonomous=True, outcome=SyncOutcome.LATE))
-    (entry,) = book.settle({0, 1}, START_S + 4)
+    (entry,) = book.settle(BOTH, START_S + 4)
     assert outcome_of(entry) is RoundOutcome.PARTIAL
     assert entry.to_record().slots_late == (1,)
     assert len(book.collect_spent()) == 1
