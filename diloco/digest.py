@@ -24,8 +24,12 @@ class ByteRange(NamedTuple):
     total: int
 
 
-def sha256(data: bytes | memoryview) -> bytes:
-    return hashlib.sha256(data).digest()
+def sha256(*pieces: bytes | memoryview) -> bytes:
+    """The digest of the pieces put together."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.digest()
 
 
 def format_digest(digest: bytes) -> str:

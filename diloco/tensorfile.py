@@ -6,6 +6,7 @@ data. Writing it ourselves lets an upload stream into its final form, and needs 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,7 @@ from diloco.schema import Manifest, TensorSpec
 from service.errors import InputError
 
 MANIFEST_KEY = "manifest"
+SEAL_KEY = "metadata_sha256"
 METADATA_KEY = "__metadata__"
 FP32_BYTES = 4
 LENGTH = struct.Struct("<Q")
@@ -34,6 +36,23 @@ def header_bytes(tensors: Layout, metadata: Mapping[str, str]) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(LENGTH.size + len(text)) % ALIGNMENT)
     return LENGTH.pack(len(text)) + text
+
+
+def sealed(metadata: Mapping[str, str]) -> dict[str, str]:
+    """The metadata with a digest of itself, for files on which a run depends: safetensors itself has no checksum."""
+    return {**metadata, SEAL_KEY: _seal(metadata)}
+
+
+def unsealed(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Metadata that was sealed.
+
+    Raises:
+        InputError: it is not as it was.
+    """
+    bare = {key: value for key, value in metadata.items() if key != SEAL_KEY}
+    if metadata.get(SEAL_KEY) != _seal(bare):
+        raise InputError("does not match its digest", field="metadata")
+    return bare
 
 
 def layout(specs: Iterable[TensorSpec], *, prefix: str = "") -> list[tuple[str, tuple[int, ...]]]:
@@ -99,3 +118,7 @@ def entries(tensors: Layout) -> dict[str, Any]:
         found[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     return found
+
+
+def _seal(metadata: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(dict(metadata), sort_keys=True).encode()).hexdigest()

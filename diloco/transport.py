@@ -9,14 +9,14 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
-from diloco.digest import ByteRange, format_content_range, format_digest, sha256, verify_digest
+from diloco.digest import ByteRange, format_content_range, format_digest, parse_content_range, sha256, verify_digest
 from diloco.errors import (
     FencedError,
     ManifestError,
@@ -86,9 +86,8 @@ class SynchronizerClient:
             if difference is not None:
                 raise ManifestError(f"differs from the run's: {difference}", field="manifest")
             return InitReply(accepted=False, version=state.fragments[0].version)
-        header = offer_header(manifest)
-        body = b"".join((header, wire_bytes(flat)))
-        return self._upload(self._fragment, memoryview(body), {}, InitReply, deadline_s=deadline_s)
+        pieces = (memoryview(offer_header(manifest)), wire_bytes(flat))
+        return self._upload(self._fragment, pieces, {}, InitReply, deadline_s=deadline_s)
 
     def push(
         self,
@@ -109,7 +108,7 @@ class SynchronizerClient:
         """
         path = f"/v1/rounds/{round}/{self._contributions}/{slot}"
         params = {"epoch": epoch, "tokens": tokens}
-        return self._upload(path, wire_bytes(local), params, ChunkReply, deadline_s=deadline_s)
+        return self._upload(path, (wire_bytes(local),), params, ChunkReply, deadline_s=deadline_s)
 
     def wait_version(self, after: int, *, deadline_s: float) -> int | None:
         """The first version seen that is newer than ``after``; None when the deadline passes before."""
@@ -144,45 +143,58 @@ class SynchronizerClient:
                 return version
 
     def _pull_generation(self, version: int, buffer: memoryview, *, deadline_s: float) -> None:
+        start, total = 0, len(buffer)
         whole: str | None = None
-        for part in _parts(0, len(buffer)):
-            headers = {"Range": f"bytes={part.start}-{part.stop - 1}"}
+        while start < total:
+            stop = min(start + CHUNK_BYTES, total)
             response = self._request(
-                "GET", self._fragment, deadline_s=deadline_s, params={"version": version}, headers=headers
+                "GET",
+                self._fragment,
+                deadline_s=deadline_s,
+                params={"version": version},
+                headers={"Range": f"bytes={start}-{stop - 1}"},
             )
-            if response.headers.get("Content-Range") != format_content_range(part):
+            data = response.content
+            part = parse_content_range(response.headers.get("Content-Range"), length=len(data))
+            if (part.start, part.total) != (start, total) or not data:
                 raise InputError(
-                    f"global parameters are {response.headers.get('Content-Range')}, expected {len(buffer)} bytes",
+                    f"global parameters have {part.total} bytes, this model's have {total}",
                     field="manifest",
                     remedy="run every island with the same model",
                 )
-            verify_digest(response.content, response.headers.get("Content-Digest"))
-            buffer[part.start : part.stop] = response.content
+            verify_digest(data, response.headers.get("Content-Digest"))
+            buffer[start : part.stop] = data
+            start = part.stop
             whole = response.headers.get("Repr-Digest")
         verify_digest(buffer, whole, field="Repr-Digest")
 
     def _upload(
-        self, path: str, body: memoryview, params: dict[str, int], reply_model: type[R], *, deadline_s: float
+        self,
+        path: str,
+        pieces: Sequence[memoryview],
+        params: dict[str, int],
+        reply_model: type[R],
+        *,
+        deadline_s: float,
     ) -> R:
         """Send what the synchronizer lacks, chunk by chunk, until it says that the whole is complete."""
-        whole_digest = format_digest(sha256(body))
+        total = sum(len(piece) for piece in pieces)
+        whole_digest = format_digest(sha256(*pieces))
         start = 0
         backoff = Backoff()
         while True:
-            if start >= len(body):
+            if start >= total:
                 # All bytes are there but could not be completed, as on a full disk: the last chunk asks again.
-                start = max(len(body) - CHUNK_BYTES, 0)
-            part = ByteRange(start, min(start + CHUNK_BYTES, len(body)), len(body))
-            chunk = body[part.start : part.stop]
+                start = max(total - CHUNK_BYTES, 0)
+            part = ByteRange(start, min(start + CHUNK_BYTES, total), total)
+            chunk = _cut(pieces, part)
             headers = {
                 "Content-Type": "application/octet-stream",
                 "Content-Range": format_content_range(part),
                 "Content-Digest": format_digest(sha256(chunk)),
                 "Repr-Digest": whole_digest,
             }
-            response = self._request(
-                "PUT", path, deadline_s=deadline_s, params=params, headers=headers, content=bytes(chunk)
-            )
+            response = self._request("PUT", path, deadline_s=deadline_s, params=params, headers=headers, content=chunk)
             reply = _parse(reply_model, response)
             if reply.complete:
                 return reply
@@ -235,16 +247,21 @@ class Backoff:
         return random.uniform(0.5, 1.0) * ceiling_s
 
 
-def _parts(start: int, total: int) -> Iterator[ByteRange]:
-    for first in range(start, total, CHUNK_BYTES):
-        yield ByteRange(first, min(first + CHUNK_BYTES, total), total)
+def _cut(pieces: Sequence[memoryview], part: ByteRange) -> bytes:
+    """The bytes of a part of the pieces put together, without putting them together."""
+    cut: list[memoryview] = []
+    offset = 0
+    for piece in pieces:
+        cut.append(piece[max(part.start - offset, 0) : max(part.stop - offset, 0)])
+        offset += len(piece)
+    return b"".join(cut)
 
 
 def _bounded(timeout: httpx.Timeout, left_s: float, extra_wait_s: float) -> httpx.Timeout:
     """The client's timeout, longer by what the peer was asked to wait, and never beyond the deadline."""
 
     def bound(value_s: float | None, extra_s: float = 0.0) -> float:
-        return left_s if value_s is None else min(value_s + extra_s, left_s + extra_s)
+        return left_s if value_s is None else min(value_s + extra_s, left_s)
 
     return httpx.Timeout(
         connect=bound(timeout.connect),

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from diloco.fragment import wire_bytes
 from diloco.synchronizer.rounds import Claim
 from diloco.synchronizer.storage import publish
 from diloco.synchronizer.upload import Chunk, Upload, part_path, require_finite
-from diloco.tensorfile import FP32_BYTES, header_bytes
+from diloco.tensorfile import FP32_BYTES, header_bytes, sealed, unsealed
 from service.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ def begin_contribution(directory: Path, claim: Claim, chunk: Chunk) -> Upload:
         "tokens": str(claim.tokens),
         "sha256": chunk.digest.hex(),
     }
-    header = header_bytes([(TENSOR, (chunk.total // FP32_BYTES,))], metadata)
+    header = header_bytes([(TENSOR, (chunk.total // FP32_BYTES,))], sealed(metadata))
     return Upload(part_path(directory, f"slot-{claim.slot}"), total=chunk.total, digest=chunk.digest, header=header)
 
 
@@ -87,9 +88,10 @@ def recover_contributions(directory: Path, *, round_number: int, num_bytes: int)
 
 def _read_contribution(path: Path) -> Accepted:
     with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
+        metadata = unsealed(file.metadata() or {})
         digest = bytes.fromhex(metadata["sha256"])
-        if sha256(wire_bytes(file.get_tensor(TENSOR))) != digest:
+        local = file.get_tensor(TENSOR)
+        if local.dtype != torch.float32 or sha256(wire_bytes(local)) != digest:
             raise InputError("does not match its digest", field=str(path))
     claim = Claim(**{name: int(metadata[name]) for name in ("round", "slot", "epoch", "tokens")})
     return Accepted(claim=claim, digest=digest, path=path)

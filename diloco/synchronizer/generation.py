@@ -20,7 +20,7 @@ from diloco.digest import sha256
 from diloco.fragment import num_bytes, num_elements, wire_bytes
 from diloco.schema import Manifest
 from diloco.synchronizer.storage import read_part, write_durably
-from diloco.tensorfile import LENGTH, entries, header_bytes, layout, parse_header
+from diloco.tensorfile import LENGTH, entries, header_bytes, layout, parse_header, sealed, unsealed
 from service.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,6 @@ SUFFIX = ".safetensors"
 CORRUPT_SUFFIX = ".corrupt"
 NUM_KEPT = 2
 """The newest, and the one before it: for pulls that have begun, and in case the newest turns out to be damaged."""
-SEAL = "metadata_sha256"
 MAX_HEADER_BYTES = 64 << 20
 
 
@@ -86,7 +85,7 @@ def write_generation(
         "applied": json.dumps(dict(outcome.applied)),
         "epochs": json.dumps(dict(outcome.epochs)),
     }
-    header = header_bytes(_layout(manifest), metadata | {SEAL: _seal(metadata)})
+    header = header_bytes(_layout(manifest), sealed(metadata))
     path = path_of(directory, version)
     write_durably(path, (header, wire_bytes(parameters), wire_bytes(momentum)))
     return Generation(
@@ -102,10 +101,9 @@ def read_generation(path: Path) -> tuple[Generation, Tensor, Tensor]:
     """
     header_length = LENGTH.size + int.from_bytes(read_part(path, offset=0, length=LENGTH.size), "little")
     header = parse_header(read_part(path, offset=0, length=min(header_length, MAX_HEADER_BYTES)))
-    if header.metadata.pop(SEAL, None) != _seal(header.metadata):
-        raise InputError("metadata does not match its digest", field=str(path))
+    metadata = unsealed(header.metadata)
     try:
-        generation = _from_metadata(path, header.data_offset, header.metadata)
+        generation = _from_metadata(path, header.data_offset, metadata)
     except (KeyError, ValueError, ValidationError) as exc:
         raise InputError(f"metadata is not that of a generation: {exc!r}", field=str(path)) from exc
     if header.tensors != entries(_layout(generation.manifest)):
@@ -117,7 +115,7 @@ def read_generation(path: Path) -> tuple[Generation, Tensor, Tensor]:
         complete = all(file.readinto(wire_bytes(flat)) == generation.num_bytes for flat in (parameters, momentum))
     intact = (
         sha256(wire_bytes(parameters)) == generation.digest
-        and sha256(wire_bytes(momentum)).hex() == header.metadata["momentum_sha256"]
+        and sha256(wire_bytes(momentum)).hex() == metadata["momentum_sha256"]
     )
     if not complete or not intact:
         raise InputError("data is truncated or does not match its digest", field=str(path))
@@ -154,10 +152,6 @@ def prune_generations(directory: Path) -> None:
     """Remove all but the newest `NUM_KEPT`."""
     for path in sorted(directory.glob(f"{PREFIX}*{SUFFIX}"))[:-NUM_KEPT]:
         path.unlink(missing_ok=True)
-
-
-def _seal(metadata: Mapping[str, str]) -> str:
-    return sha256(json.dumps(dict(metadata), sort_keys=True).encode()).hex()
 
 
 def _layout(manifest: Manifest) -> list[tuple[str, tuple[int, ...]]]:

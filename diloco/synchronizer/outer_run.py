@@ -182,6 +182,7 @@ class OuterRun:
             self._intake.forget(f"slot-{claim.slot}")
             replaces = open_round.admit(accepted, now_s=self._clock(), unix_s=time.time())
         self._metrics.open_contributions.set(len(open_round.accepted))
+        logger.debug("contribution accepted round=%d slot=%d tokens=%d", claim.round, claim.slot, claim.tokens)
         self.published.notify()
         return self._completed(chunk, Verdict.REPLACED if replaces else Verdict.ACCEPTED)
 
@@ -213,7 +214,7 @@ class OuterRun:
                 step = await asyncio.to_thread(take_step, self._directory, self._outer, base, accepted, epochs)
             except NonFiniteStepError as exc:
                 self._metrics.rounds_discarded.inc()
-                logger.error("round discarded slots=%s reason=%s", sorted(accepted), exc)  # noqa: TRY400
+                logger.warning("round discarded slots=%s reason=%s", sorted(accepted), exc)
                 open_round.clear()
             except UnavailableError as exc:
                 logger.warning("outer step failed, the round stays open reason=%s", exc)
@@ -268,14 +269,16 @@ class OuterRun:
             prune_generations(self._directory)
 
     async def _initialize(self, manifest: Manifest, parameters: Tensor) -> None:
-        momentum = torch.zeros_like(parameters)
         outcome = Outcome(outer_lr=self._settings.outer_lr, outer_momentum=self._settings.outer_momentum)
 
-        def write() -> Generation:
+        def write() -> tuple[Generation, Tensor]:
+            momentum = torch.zeros_like(parameters)
             with disk_errors(self._directory):
-                return write_generation(self._directory, 0, manifest, parameters, momentum, outcome=outcome)
+                generation = write_generation(self._directory, 0, manifest, parameters, momentum, outcome=outcome)
+            return generation, momentum
 
-        self._start(await asyncio.to_thread(write), parameters, momentum)
+        generation, momentum = await asyncio.to_thread(write)
+        self._start(generation, parameters, momentum)
         logger.info("run starts tensors=%d bytes=%d", len(manifest.tensors), num_bytes(manifest))
 
     def _start(self, generation: Generation, parameters: Tensor, momentum: Tensor) -> OpenRound:
