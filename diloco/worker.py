@@ -8,6 +8,7 @@ has closed or the command's deadline has passed. The end of stdin means that the
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import statistics
@@ -134,11 +135,14 @@ class Worker:
         self._island.count_step(num_tokens)
 
     def _synchronize(self, command: SyncCommand) -> None:
+        started_s = time.time()
         self._report(Phase.SYNC)
         report = self._on_transfer_thread(self._transfers.submit(lambda: self._exchange.run(command)))
         if report is None:
             logger.info("sync skipped, nothing to do round=%s version=%d", command.round, self._island.version)
         else:
+            # As the inner loop saw it, with the time that an idle thread waits for its core.
+            report = report.model_copy(update={"started_s": started_s, "finished_s": time.time()})
             if report.outcome is not SyncOutcome.FAILED:
                 self._last_sync_at_s = report.finished_s
                 self._loss_at_sync = self._inner.loss
@@ -154,6 +158,7 @@ class Worker:
 
     def _report(self, phase: Phase) -> None:
         island = self._island
+        update_norm = island.update_norm()
         progress = Progress(
             step=self._inner.step,
             inner_steps_since_sync=island.steps_since_sync,
@@ -161,7 +166,7 @@ class Worker:
             tokens_since_sync=island.tokens_since_sync,
             loss=self._inner.loss,
             loss_at_sync=self._loss_at_sync,
-            update_norm=island.update_norm(),
+            update_norm=update_norm if math.isfinite(update_norm) else None,
             step_time_s=statistics.median(self._recent_s) if self._recent_s else None,
             round=island.version,
             phase=phase,

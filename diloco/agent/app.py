@@ -72,7 +72,7 @@ class Agent:
                 logger.info("told to stop reason=%s", directive.reason)
                 self.state.assign(None, None)
             case DirectiveKind.SYNC:
-                self._supervisor.start_sync(sync_command(directive, now_s=time.time()))
+                self._supervisor.start_sync(sync_command(directive, epoch=self.state.epoch, now_s=time.time()))
 
     async def _sync_if_alone(self) -> None:
         state = self.state

@@ -48,11 +48,12 @@ def counts(directive: Directive, *, lease_epoch: int, last_seq: int) -> bool:
     return directive.epoch >= lease_epoch and directive.seq > last_seq
 
 
-def sync_command(directive: Directive, *, now_s: float) -> SyncCommand:
-    """What the worker has to do for a sync directive."""
+def sync_command(directive: Directive, *, epoch: int, now_s: float) -> SyncCommand:
+    """What the worker has to do for a sync directive; ``epoch`` is the newest heard of."""
     return SyncCommand(
         round=directive.round,
-        epoch=directive.epoch,
+        # A controller that lost its journal counts from 0 again, and the synchronizer fences lower epochs.
+        epoch=max(epoch, directive.epoch),
         not_before_s=directive.not_before_s,
         deadline_s=directive.deadline_s if directive.deadline_s is not None else now_s + SYNC_DEADLINE_S,
     )

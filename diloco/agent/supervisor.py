@@ -82,7 +82,11 @@ class Supervisor:
                 self._state.progress = no_progress()
             last_slot = assignment.slot
             started_s = time.monotonic()
-            ended = await self._run_one(assignment, exit_event)
+            try:
+                ended = await self._run_one(assignment, exit_event)
+            except OSError as exc:
+                logger.warning("cannot start a worker error=%s", exc)
+                ended = Ended.DIED
             if ended is not Ended.DIED:
                 continue
             self._state.restarts += 1

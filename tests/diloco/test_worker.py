@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
+from pydantic import SecretStr
 
 from diloco.protocol import (
     EVENTS,
@@ -306,6 +307,14 @@ def test_sigterm_ends_a_worker_cleanly(serve: Serve, start: Start, tmp_path: Pat
     worker.progress(lambda p: p.step > 5)
     worker.process.send_signal(signal.SIGTERM)
     assert worker.finish() == 0
+
+
+def test_the_token_is_sent_and_a_wrong_one_ends_the_worker(serve: Serve, start: Start, tmp_path: Path) -> None:
+    url = serve(tmp_path / "sync", token=SecretStr("open sesame"))
+    start(url, token=SecretStr("open sesame")).wait_for(ReadyEvent)
+    refused = start(url, token=SecretStr("open barley"))
+    assert "token" in refused.wait_for(FailedEvent).message
+    assert refused.finish() == 2
 
 
 def test_a_missing_data_path_is_named(start: Start, tmp_path: Path) -> None:

@@ -81,9 +81,13 @@ def test_directives_of_an_old_epoch_and_repeats_do_not_count(seq: int, epoch: in
 
 
 def test_a_sync_directive_becomes_a_command_with_a_deadline() -> None:
-    told = sync_command(directive(DirectiveKind.SYNC, deadline_s=50.0), now_s=10.0)
+    told = sync_command(directive(DirectiveKind.SYNC, deadline_s=50.0), epoch=1, now_s=10.0)
     assert told == SyncCommand(round=2, epoch=3, deadline_s=50.0)
-    assert sync_command(directive(DirectiveKind.SYNC), now_s=10.0).deadline_s == 10.0 + SYNC_DEADLINE_S
+    assert sync_command(directive(DirectiveKind.SYNC), epoch=1, now_s=10.0).deadline_s == 10.0 + SYNC_DEADLINE_S
+
+
+def test_a_sync_never_goes_back_to_a_lower_epoch() -> None:
+    assert sync_command(directive(DirectiveKind.SYNC, epoch=3), epoch=9, now_s=0.0).epoch == 9
 
 
 def test_pauses_double_up_to_the_longest() -> None:
