@@ -5,7 +5,6 @@ The first line is the `WorkerConfig`; then come commands. The end of stdin means
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,13 +13,8 @@ from pydantic import Field, SecretStr, TypeAdapter, field_serializer
 from diloco.schema import Count, Progress, Slot, SyncReport
 from service.wire import Wire
 
-
-class SyncPriority(StrEnum):
-    """How urgently the transfers of a sync run."""
-
-    NORMAL = "normal"
-    """The usual choice: in a synchronous round every island waits for the slowest."""
-    IDLE = "idle"
+SyncPriority = Literal["normal", "idle"]
+"""How urgently a sync's transfers run. Usually normal: in a synchronous round every island waits for the slowest."""
 
 
 class WorkerConfig(Wire):

@@ -35,7 +35,6 @@ from diloco.protocol import (
     ReadyEvent,
     SyncCommand,
     SyncedEvent,
-    SyncPriority,
     WorkerConfig,
 )
 from diloco.scheduling import become_idle, pin_to
@@ -240,7 +239,7 @@ def main() -> int:
     torch.set_num_threads(config.threads)
     inbox.listen(sys.stdin)
     try:
-        transfers = TransferThread(idle=config.sync_priority is SyncPriority.IDLE)
+        transfers = TransferThread(idle=config.sync_priority == "idle")
         with open_client(config) as http:
             Worker(config, inbox=inbox, transfers=transfers, events=events, http=http).run()
     except WadilocoError as exc:

@@ -79,7 +79,7 @@ class IslandSettings(ServiceSettings):
     """Threads of one inner step."""
     idle_priority: bool = True
     """Take inner steps under SCHED_IDLE: only when nobody else wants the core (Linux; elsewhere at low priority)."""
-    sync_priority: SyncPriority = SyncPriority.NORMAL
+    sync_priority: SyncPriority = "normal"
     """Priority of a sync's transfers. In a synchronous round all islands wait for the slowest, hence normal."""
 
     autonomous_deadline_s: float = Field(default=300.0, gt=0)

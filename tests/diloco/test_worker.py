@@ -29,7 +29,6 @@ from diloco.protocol import (
     StopCommand,
     SyncCommand,
     SyncedEvent,
-    SyncPriority,
     WorkerConfig,
 )
 from diloco.schema import Phase, Progress, SyncOutcome, SyncReport
@@ -141,7 +140,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             cores=(),
             threads=1,
             idle_priority=False,
-            sync_priority=SyncPriority.NORMAL,
+            sync_priority="normal",
             synchronizer_url=url,
             timeout_s=5.0,
         )

@@ -25,6 +25,10 @@ def test_lists_are_given_by_repetition() -> None:
     assert settings.cores == (0, 1)
 
 
+def test_priorities_are_written_in_lower_case() -> None:
+    assert load_settings(IslandSettings, [*ALONE, "--sync-priority", "idle"]).sync_priority == "idle"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
