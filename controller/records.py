@@ -79,6 +79,13 @@ class RoundEntry(Wire):
         return tuple(slot for slot in self.expected if slot not in self.reported)
 
     @property
+    def began_s(self) -> float:
+        """When it was directed, or when islands began it by themselves (by their clocks, never later than known)."""
+        if self.directed_s is not None:
+            return self.directed_s
+        return min([self.opened_s, *(entry.report.started_s for entry in self.reports)])
+
+    @property
     def next_version(self) -> int:
         """Version of the global parameters that its reports prove."""
         adopted = [e.report.round + 1 for e in self.reports if e.report.outcome is not SyncOutcome.FAILED]

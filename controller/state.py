@@ -100,7 +100,7 @@ class FleetState:
     def count_syncs(self) -> None:
         """Count the rounds that closed with something applied."""
         for entry in self.rounds.collect_spent():
-            started_s = entry.directed_s if entry.directed_s is not None else entry.opened_s
+            started_s = entry.began_s
             budget = with_sync_started(self.budget, started_s)
             # A round that began before the period was set belongs to the one before.
             self._keep_budget(with_sync_spent(budget) if started_s >= budget.started_s else budget)

@@ -188,6 +188,15 @@ def test_a_journal_that_cannot_be_made_ends_the_start_with_one_message(tmp_path:
     assert "Traceback" not in ended.stderr
 
 
+def test_a_disk_that_is_full_at_the_start_ends_it_with_one_message(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.sqlite"
+    limited = f"ulimit -f 8; exec '{sys.executable}' -m wadiloco controller --port 0 --journal '{journal}'"
+    ended = subprocess.run(["sh", "-c", limited], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert ended.returncode == 2
+    assert "wadiloco controller: --journal: cannot use" in ended.stderr
+    assert "has space" in ended.stderr
+
+
 def test_it_starts_without_torch_and_numpy() -> None:
     code = (
         "import sys\n"

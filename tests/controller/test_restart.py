@@ -1,0 +1,90 @@
+"""A controller that starts again on its journal goes on where the last one ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from controller.app import build_controller_app
+from service.errors import ConfigError
+from tests.controller.helpers import START_S, Client, ManualClock, make_settings, play, progress, report
+
+
+def test_a_restart_restores_registry_rounds_budget_policy_and_the_open_round(tmp_path: Path) -> None:
+    clock = ManualClock()
+    settings = make_settings(tmp_path, num_slots=2, budget_syncs=5)
+    before: dict[str, object] = {}
+
+    async def first(client: Client) -> None:
+        await client.register("island-0", "a")
+        await client.register("island-1", "b")
+        for agent_id, instance in (("island-0", "a"), ("island-1", "b")):
+            await client.beat(agent_id, instance, epoch=2, progress=progress(10))
+        seq = (await client.directives("island-0", "a", wait_s=10))["seq"]
+        for agent_id, instance in (("island-0", "a"), ("island-1", "b")):
+            await client.beat(agent_id, instance, epoch=2, progress=progress(0, round=1), syncs=[report()])
+        await client.http.put("/v1/policy", json={"name": "fixed_h", "params": {"h": 20}})
+        for agent_id, instance in (("island-0", "a"), ("island-1", "b")):
+            await client.beat(agent_id, instance, epoch=2, progress=progress(20, round=1))
+        assert (await directed_of(client, "island-1", "b", seq + 1))["round"] == 1
+        before["budget"] = await client.get("/v1/budget")
+        before["rounds"] = await client.get("/v1/rounds")
+        before["run_id"] = (await client.get("/v1/fleet"))["run_id"]
+        before["decisions"] = len((await client.get("/v1/decisions", limit=10_000))["decisions"])
+
+    async def second(client: Client) -> None:
+        fleet = await client.get("/v1/fleet")
+        assert (fleet["epoch"], fleet["run_id"], fleet["rounds_closed"]) == (2, before["run_id"], 1)
+        assert [(island["slot"], island["alive"]) for island in fleet["islands"]] == [(0, True), (1, True)]
+        assert await client.get("/v1/budget") == before["budget"]
+        assert await client.get("/v1/rounds") == before["rounds"]
+        assert (await client.get("/v1/policy"))["params"] == {"h": 20}
+        reply = await client.beat(
+            "island-0", "a", epoch=2, syncs=[report(1, started_s=START_S + 5, finished_s=START_S + 6)]
+        )
+        assert reply.directive_seq > 4
+        await client.beat("island-1", "b", epoch=2, syncs=[report(1, started_s=START_S + 5, finished_s=START_S + 6)])
+        assert (await client.get("/v1/budget"))["spent"] == 2
+        ids = [d["id"] for d in (await client.get("/v1/decisions", limit=10_000))["decisions"]]
+        assert ids == sorted(set(ids))
+        assert len(ids) >= int(str(before["decisions"]))
+
+    play(settings, clock, first)
+    clock.advance(30)
+    play(settings, clock, second)
+
+
+async def directed_of(client: Client, agent_id: str, instance: str, after: int) -> dict[str, object]:
+    answer = await client.directives(agent_id, instance, after=after, wait_s=10)
+    return dict(answer["directives"][-1])
+
+
+def test_settings_that_changed_since_the_last_start_win_over_the_journal(tmp_path: Path) -> None:
+    clock = ManualClock()
+
+    async def change(client: Client) -> None:
+        await client.http.put("/v1/policy", json={"name": "no_sync"})
+        await client.http.put("/v1/budget", json={"outer_syncs": 7})
+
+    async def kept(client: Client) -> None:
+        assert (await client.get("/v1/policy"))["name"] == "no_sync"
+        assert (await client.get("/v1/budget"))["remaining"] == 7
+
+    async def replaced(client: Client) -> None:
+        assert (await client.get("/v1/policy"))["name"] == "pressure_gate"
+        assert (await client.get("/v1/budget"))["remaining"] == 3
+
+    play(make_settings(tmp_path), clock, change)
+    play(make_settings(tmp_path), clock, kept)
+    play(make_settings(tmp_path, policy="pressure_gate", budget_syncs=3), clock, replaced)
+
+
+def test_a_journal_of_another_run_is_refused(tmp_path: Path) -> None:
+    async def nothing(client: Client) -> None:
+        assert (await client.get("/v1/fleet"))["run_id"] == "one"
+
+    play(make_settings(tmp_path, run_id="one"), ManualClock(), nothing)
+    with pytest.raises(ConfigError, match="belongs to run one"):
+        build_controller_app(make_settings(tmp_path, run_id="two"))
+    play(make_settings(tmp_path), ManualClock(), nothing)
