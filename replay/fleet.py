@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from controller.schema import BudgetSpec, Fleet, PolicySpec, RoundRecord
+from controller.schema import BudgetSpec, Fleet, PolicySpec, RoundPage, RoundRecord
 from diloco.schema import Phase
 from replay.processes import Child, Children, answers, wait_for
 from service.client import explain_response
@@ -104,7 +104,7 @@ class TrainingFleet:
         return Fleet.model_validate(self._get("/v1/fleet"))
 
     def rounds(self) -> list[RoundRecord]:
-        return [RoundRecord.model_validate(item) for item in self._get("/v1/rounds")]
+        return RoundPage.model_validate(self._get("/v1/rounds")).rounds
 
     def start_again(self, name: str) -> Child:
         """Start ``controller``, ``synchronizer``, ``sidecar-K`` or ``island-K`` on the state that it left.
