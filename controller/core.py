@@ -86,10 +86,18 @@ class Controller:
             heartbeat_interval_s=settings.heartbeat_interval_s,
             lease_timeout_s=settings.lease_timeout_s,
             synchronizer_url=settings.synchronizer_url,
-            directive_seq=self.state.mailboxes.seq,
+            directive_seq=self._poll_after(agent),
+            resume=agent.resume,
             paused=self.state.paused,
             autonomous_sync=self._may_sync_alone(),
         )
+
+    def _poll_after(self, agent: AgentRecord) -> int:
+        """Where polling starts under a new lease: what is over is over, but a round that waits for it is not."""
+        awaiting = self.state.rounds.open
+        if awaiting is None or agent.slot not in awaiting.missing:
+            return self.state.mailboxes.seq
+        return self.state.mailboxes.before_sync(agent.agent_id, round_number=awaiting.round)
 
     def _may_sync_alone(self) -> bool:
         return self.state.policy.syncs and not is_over(self.state.budget, self.clock())

@@ -118,6 +118,7 @@ class Loop:
                     epoch=state.registry.epoch,
                     t_s=record.t_s,
                     round=record.round,
+                    quorum=len(record.slots),
                     deadline_s=deadline_s,
                     reason=record.reason,
                 )

@@ -36,6 +36,8 @@ class AgentRecord(Wire):
     registered_s: float
     last_beat_s: float
     progress: Progress | None = None
+    resume: Progress | None = None
+    """How far its slot had come when this process took it."""
     progress_current: bool = False
     """False when a sync ended since the last progress: steps since sync are not known until the next."""
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from controller.records import AgentRecord, Membership
 from controller.schema import AgentRegistration, Heartbeat
-from diloco.schema import SyncOutcome
+from diloco.schema import Progress, SyncOutcome
 from service.errors import ConflictError, InputError
 
 MAX_AGENTS = 20_000
@@ -89,11 +89,13 @@ class Registry:
     def _renew(self, known: AgentRecord, request: AgentRegistration, slot: int | None, now_s: float) -> AgentRecord:
         changes = _identity(request) | {"last_beat_s": now_s}
         if slot != known.slot:
-            changes |= {"slot": slot, "last_slot": slot, "granted_epoch": self._next_epoch()}
+            resume = None if slot is None else self._progress_of_slot(slot)
+            changes |= {"slot": slot, "last_slot": slot, "resume": resume, "granted_epoch": self._next_epoch()}
         return self._set(known, **changes)
 
     def _join(self, request: AgentRegistration, known: AgentRecord | None, now_s: float) -> AgentRecord:
         slot = self._choose_slot(request, known, now_s)
+        resume = None if slot is None else self._progress_of_slot(slot)
         if slot is not None:
             self._vacate(slot, but=request.agent_id)
         granted = self._next_epoch() if slot is not None else self.epoch
@@ -109,6 +111,7 @@ class Registry:
             last_beat_s=now_s,
             # The same process goes on counting its steps; a new one starts from whatever snapshot it found.
             progress=known.progress if known is not None and same_process else None,
+            resume=resume,
         )
         return self._keep(record)
 
@@ -126,6 +129,13 @@ class Registry:
                 if kept is not None and kept < self._terms.num_slots and kept not in holders:
                     return kept
         return min((slot for slot in range(self._terms.num_slots) if slot not in holders), default=None)
+
+    def _progress_of_slot(self, slot: int) -> Progress | None:
+        """The furthest that any holder of the slot has reported."""
+        told = [
+            p for a in self._agents.values() if a.last_slot == slot for p in (a.progress, a.resume) if p is not None
+        ]
+        return max(told, key=lambda progress: progress.step, default=None)
 
     def _holders(self, now_s: float, *, besides: str | None = None) -> dict[int, str]:
         """Slots that are held, or kept for an agent that was lost a short while ago."""
@@ -204,8 +214,16 @@ class Registry:
         holders = self._holders(now_s)
         free = [slot for slot in range(self._terms.num_slots) if slot not in holders]
         for slot, agent in zip(free, sorted(waiting, key=lambda a: (a.registered_s, a.agent_id)), strict=False):
+            resume = self._progress_of_slot(slot)
             self._vacate(slot, but=agent.agent_id)
-            self._set(agent, slot=slot, last_slot=slot, granted_epoch=self._next_epoch(), progress_current=False)
+            self._set(
+                agent,
+                resume=resume,
+                slot=slot,
+                last_slot=slot,
+                granted_epoch=self._next_epoch(),
+                progress_current=False,
+            )
 
     @property
     def agents(self) -> list[AgentRecord]:

@@ -63,7 +63,9 @@ class AgentLease(Wire):
     lease_timeout_s: float
     synchronizer_url: str | None
     directive_seq: int
-    """Newest directive so far: poll with ``after`` this number."""
+    """Poll with ``after`` this number: the newest directive so far, less a sync that still waits for this slot."""
+    resume: Progress | None = None
+    """How far the slot had come before this agent took it, as far as was reported: its data goes on from there."""
     paused: bool = False
     autonomous_sync: bool = True
     """Whether the island should sync by itself at ``max_h`` when the controller is gone (False under `no_sync`)."""
@@ -104,6 +106,8 @@ class Directive(Wire):
     t_s: float
     round: int | None = None
     """For `sync`: version of the global parameters that the contribution must be against."""
+    quorum: int | None = Field(default=None, ge=1)
+    """For `sync`: to how many islands it was directed; the round need not wait for others."""
     fragments: tuple[int, ...] = (0,)
     not_before_s: float | None = None
     deadline_s: float | None = None

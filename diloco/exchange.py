@@ -158,6 +158,7 @@ class Exchange:
                 epoch=command.epoch,
                 # An island that trained on nothing still has to come: without it the quorum is not complete.
                 tokens=max(1, contribution.tokens),
+                quorum=command.quorum,
                 deadline_s=command.deadline_s,
             )
         except UnavailableError:

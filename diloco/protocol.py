@@ -60,6 +60,8 @@ class SyncCommand(Wire):
     command: Literal["sync"] = "sync"
     round: Count | None = None
     """Version that the contribution must be against; None takes whatever is current."""
+    quorum: int | None = Field(default=None, ge=1)
+    """How many islands the round waits for; None leaves it to the synchronizer."""
     epoch: int
     not_before_s: float | None = None
     deadline_s: float

@@ -7,7 +7,7 @@ Each chunk carries ``Content-Range`` and ``Content-Digest`` (RFC 9530, sha-256),
 Uploads continue at ``received_bytes`` of the last answer, which may lie before or behind the chunk just sent.
 
 | ``PUT /v1/fragments/{f}`` | initial offer, see `InitReply` |
-| ``PUT /v1/rounds/{round}/fragments/{f}/contributions/{slot}?epoch=&tokens=`` | see `ChunkReply` |
+| ``PUT /v1/rounds/{round}/fragments/{f}/contributions/{slot}?epoch=&tokens=&quorum=`` | see `ChunkReply` |
 | ``HEAD /v1/fragments/{f}?after_version=&wait_s=`` | long poll: 200 and `VERSION_HEADER`, or 204 |
 | ``GET /v1/fragments/{f}?version=`` with ``Range`` | bytes of the global parameters |
 | ``GET /v1/state`` | `OuterState` |

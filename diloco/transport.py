@@ -98,8 +98,11 @@ class SynchronizerClient:
         epoch: int,
         tokens: int,
         deadline_s: float,
+        quorum: int | None = None,
     ) -> ChunkReply:
         """Contribute local parameters to a round; returns once they are verified and on the synchronizer's disk.
+
+        With ``quorum`` the round closes when so many contributions are in, if the settings ask for no fewer.
 
         Raises:
             RoundClosedError: the round is not open (any more); carries the current version.
@@ -107,7 +110,7 @@ class SynchronizerClient:
             UnavailableError: the deadline passed.
         """
         path = f"/v1/rounds/{round}/{self._contributions}/{slot}"
-        params = {"epoch": epoch, "tokens": tokens}
+        params = {"epoch": epoch, "tokens": tokens} | ({} if quorum is None else {"quorum": quorum})
         return self._upload(path, (wire_bytes(local),), params, ChunkReply, deadline_s=deadline_s)
 
     def wait_version(self, after: int, *, deadline_s: float) -> int | None:

@@ -52,6 +52,7 @@ def sync_command(directive: Directive, *, epoch: int, now_s: float) -> SyncComma
     """What the worker has to do for a sync directive; ``epoch`` is the newest heard of."""
     return SyncCommand(
         round=directive.round,
+        quorum=directive.quorum,
         # A controller that lost its journal counts from 0 again, and the synchronizer fences lower epochs.
         epoch=max(epoch, directive.epoch),
         not_before_s=directive.not_before_s,

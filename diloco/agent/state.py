@@ -76,6 +76,13 @@ class AgentState:
             self.assignment = wanted
             self.assigned.set()
 
+    def start_slot(self, slot: int) -> None:
+        """Go on where the slot was when its last holder reported; at the beginning if none did."""
+        lease = self.limits_lease
+        resume = lease.resume if lease is not None and lease.slot == slot else None
+        self.progress = resume or no_progress()
+        self.drop_unsynced()
+
     def hear_epoch(self, epoch: int) -> None:
         self.epoch = max(self.epoch, epoch)
 

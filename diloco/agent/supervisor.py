@@ -13,7 +13,7 @@ from diloco.agent.config import IslandSettings
 from diloco.agent.metrics import IslandMetrics
 from diloco.agent.process import WorkerProcess
 from diloco.agent.rules import backoff_s, deaths_in_a_row
-from diloco.agent.state import AgentState, Assignment, no_progress
+from diloco.agent.state import AgentState, Assignment
 from diloco.protocol import (
     Event,
     FailedEvent,
@@ -57,12 +57,10 @@ class Supervisor:
         self._ever_ready = False
 
     def start_sync(self, command: SyncCommand) -> None:
-        """Pass a sync on, or report that it failed if no worker has joined the run."""
-        if self._worker is None or not self._state.worker_ready:
-            self._report_failed(command, "no worker has joined the run")
-            return
+        """Pass a sync on, as soon as a worker has joined the run: the other islands of the round wait for it."""
         self._state.sync_in_flight = command
-        self._worker.send(command)
+        if self._worker is not None and self._state.worker_ready:
+            self._worker.send(command)
 
     def apply_pause(self, paused: bool) -> None:
         """Hold or continue the inner steps."""
@@ -78,8 +76,8 @@ class Supervisor:
             assignment = await self._next_assignment(exit_event)
             if assignment is None:
                 return
-            if last_slot not in {None, assignment.slot}:
-                self._state.progress = no_progress()
+            if last_slot != assignment.slot:
+                self._state.start_slot(assignment.slot)
             last_slot = assignment.slot
             started_s = time.monotonic()
             try:
@@ -122,6 +120,7 @@ class Supervisor:
         logger.info("worker started pid=%d slot=%d step=%d", worker.pid, assignment.slot, self._state.progress.step)
         reading = asyncio.create_task(self._read(worker))
         stopping = asyncio.create_task(_first_of(exit_event, self._state.assigned))
+        ended = Ended.STOPPED
         try:
             await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)
             ended = Ended.DIED if reading.done() else Ended.STOPPED if exit_event.is_set() else Ended.REASSIGNED
@@ -138,7 +137,7 @@ class Supervisor:
             code = await worker.end(grace_s)
             self._worker = None
             self._state.worker_ended()
-            if self._state.sync_in_flight is not None:
+            if self._state.sync_in_flight is not None and ended is not Ended.DIED:
                 self._report_failed(self._state.sync_in_flight, "the worker ended during the sync")
         logger.log(
             logging.WARNING if ended is Ended.DIED else logging.INFO,
@@ -161,6 +160,7 @@ class Supervisor:
                 self._ever_ready = self._state.worker_ready = True
                 self._state.num_parameters = event.num_parameters
                 self.apply_pause(self._state.paused)
+                self._catch_up_on_sync(event.version)
             case ProgressEvent():
                 before = self._state.progress
                 self._state.take_progress(event.progress)
@@ -170,6 +170,16 @@ class Supervisor:
                 self._note_sync(event.report)
             case FailedEvent():
                 self._failure = event
+
+    def _catch_up_on_sync(self, version: int) -> None:
+        """Take a worker that has just joined at ``version`` through the sync that came while there was none."""
+        pending = self._state.sync_in_flight
+        if pending is None:
+            return
+        if time.time() >= pending.deadline_s or (pending.round is not None and pending.round < version):
+            self._report_failed(pending, "the round was over before a worker had joined the run")
+        else:
+            self.start_sync(pending)
 
     def _report_failed(self, command: SyncCommand, detail: str) -> None:
         self._note_sync(self._state.fail_sync(command, detail, now_s=time.time()))

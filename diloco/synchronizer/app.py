@@ -87,11 +87,12 @@ def _add_uploads(app: FastAPI, run: OuterRun) -> None:
         epoch: Annotated[int, Query(ge=0, lt=MAX_TOKENS)],
         tokens: Annotated[int, Query(ge=1, lt=MAX_TOKENS)],
         request: Request,
+        quorum: Annotated[int | None, Query(ge=1, lt=MAX_TOKENS)] = None,
         content_range: Digest = None,
         content_digest: Digest = None,
         repr_digest: Digest = None,
     ) -> ChunkReply:
-        claim = Claim(round=round, slot=slot, epoch=epoch, tokens=tokens)
+        claim = Claim(round=round, slot=slot, epoch=epoch, tokens=tokens, quorum=quorum)
         return await run.contribute(claim, _chunk(await request.body(), content_range, content_digest, repr_digest))
 
 

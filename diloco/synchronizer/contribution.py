@@ -50,6 +50,7 @@ def begin_contribution(directory: Path, claim: Claim, chunk: Chunk) -> Upload:
         "slot": str(claim.slot),
         "epoch": str(claim.epoch),
         "tokens": str(claim.tokens),
+        "quorum": "" if claim.quorum is None else str(claim.quorum),
         "sha256": chunk.digest.hex(),
     }
     header = header_bytes([(TENSOR, (chunk.total // FP32_BYTES,))], sealed(metadata))
@@ -93,5 +94,8 @@ def _read_contribution(path: Path) -> Accepted:
         local = file.get_tensor(TENSOR)
         if local.dtype != torch.float32 or sha256(wire_bytes(local)) != digest:
             raise InputError("does not match its digest", field=str(path))
-    claim = Claim(**{name: int(metadata[name]) for name in ("round", "slot", "epoch", "tokens")})
+    claim = Claim(
+        **{name: int(metadata[name]) for name in ("round", "slot", "epoch", "tokens")},
+        quorum=int(metadata["quorum"]) if metadata["quorum"] else None,
+    )
     return Accepted(claim=claim, digest=digest, path=path)

@@ -47,6 +47,12 @@ class OpenRound:
             remedy="adopt the current version",
         )
 
+    @property
+    def quorum(self) -> int:
+        """Contributions that close the round: as many as are configured, or as the round was directed to if fewer."""
+        stated = (entry.claim.quorum for entry in self.accepted.values())
+        return min([self._quorum, *(quorum for quorum in stated if quorum is not None)])
+
     def is_repeated(self, claim: Claim, digest: bytes) -> bool:
         """Whether this very contribution is in the open round, or made the generation below it."""
         mine = self.accepted.get(claim.slot)
@@ -79,7 +85,7 @@ class OpenRound:
 
     def close_reason(self, now_s: float) -> Close | None:
         return close_reason(
-            num_complete=len(self.accepted), quorum=self._quorum, closes_at_s=self.closes_at_s, now_s=now_s
+            num_complete=len(self.accepted), quorum=self.quorum, closes_at_s=self.closes_at_s, now_s=now_s
         )
 
     def state(self) -> RoundState:
@@ -88,6 +94,6 @@ class OpenRound:
             round=self.generation.version,
             opened_s=opened_s,
             slots=tuple(sorted(self.accepted)),
-            quorum=self._quorum,
+            quorum=self.quorum,
             closes_at_s=None if opened_s is None else opened_s + self._timeout_s,
         )

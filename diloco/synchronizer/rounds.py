@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -32,6 +32,8 @@ class Claim:
     slot: int
     epoch: int
     tokens: int
+    quorum: int | None = field(default=None, compare=False)
+    """How many contributions the round was directed to; None leaves it to the settings."""
 
 
 def refusal(claim: Claim, *, version: int, newest_epoch: int) -> Refusal | None:
