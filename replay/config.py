@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode
 
-from replay.slo import parse_slo
 from service.errors import WadilocoError
 from service.settings import Settings
+from sidecar.slo import parse_slo
 
 BUNDLED_TRACE = Path(__file__).parent / "data" / "bursty.jsonl"
 POLICIES = ("no_sync", "fixed_h", "pressure_gate", "random_deferral", "wa_diloco")
@@ -57,7 +57,7 @@ class ReplaySettings(Settings):
     """Repetitions, each on its own slice of the trace and with its own prompts and training seed."""
     draws: int = Field(default=1, ge=1)
     """Draws of random_deferral per seed (5 or more before you claim a difference)."""
-    slo: Annotated[str, BeforeValidator(_check_slo)] = "e2e:200ms"
+    slo: Annotated[str, BeforeValidator(_check_slo)] = "e2e:300ms"
     """Objective per request: e2e, ttft or itl, and a threshold in ms or s."""
     out: Path = Path("out/replay")
     """Directory for summary.json, report.md, timeline.png and the logs of every run."""

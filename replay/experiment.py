@@ -17,11 +17,12 @@ from replay.config import DRAWING_POLICY, ReplaySettings
 from replay.fleet import FleetSpec, Server, TrainingFleet
 from replay.loadgen import PlannedRequest, RequestResult, ServerInfo, run_load
 from replay.processes import Children, free_ports
-from replay.slo import Slo, latency, parse_slo, violates
+from replay.slo import latency, violates
 from replay.summarize import TrainingOutcome, summarize_run
 from replay.summary import Run
 from replay.timeline import LoadPoint, RequestPoint, RunTimeline, StepPoint, SyncWindow
 from service.errors import UnavailableError
+from sidecar.slo import Slo, parse_slo
 
 logger = logging.getLogger(__name__)
 

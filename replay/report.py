@@ -276,7 +276,7 @@ COLUMNS = (
     Column("requests", _total("requests"), short="requests"),
     Column("violations", _violation_rate, short="violated"),
     Column("sync excess", _average("sync_excess_rate", ".1%"), short="sync\nexcess"),
-    Column("TTFT p50/p95 ms", _latency("ttft_ms"), short="TTFT ms\np50/p95"),
+    Column("TTFT p50/p95 ms", _latency("ttft_ms")),
     Column("ITL p50/p95 ms", _latency("itl_ms")),
     Column("e2e p50/p95 ms", _latency("e2e_ms"), short="e2e ms\np50/p95"),
     Column("failed", lambda runs: f"{sum(sum(run.failed_requests.values()) for run in runs):,}"),

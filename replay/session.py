@@ -18,7 +18,6 @@ from replay.processes import Children, answers, free_ports, wait_for
 from replay.progress import ProgressView
 from replay.report import render_markdown
 from replay.scaling import LengthScaling, length_limits, plan_requests
-from replay.slo import parse_slo
 from replay.stats import gap_closed
 from replay.summarize import compare_all, this_machine
 from replay.summary import Budget, Scaling, SloSpec, Summary, TraceSlice, write_json
@@ -26,6 +25,7 @@ from replay.timeline import draw_timeline
 from replay.traces import Trace, burstiness, read_trace, slice_trace
 from replay.vllm_server import START_DEADLINE_S, LocalVllm, cores_for, start_vllm
 from service.errors import ConfigError, ConflictError, InputError
+from sidecar.slo import parse_slo
 
 SUMMARY = "summary.json"
 REPORT = "report.md"
@@ -203,7 +203,7 @@ def summarize(settings: ReplaySettings, trace: Trace, scaling: LengthScaling, ou
     shape = burstiness(trace)
     return Summary(
         trace=trace.name,
-        slo=SloSpec(metric=slo.metric.value, threshold_ms=slo.threshold_ms),
+        slo=SloSpec(metric=slo.metric.value, threshold_ms=slo.threshold_s * 1e3),
         budget=Budget(outer_syncs=settings.outer_syncs, min_gap_s=settings.min_gap_s),
         runs=runs,
         comparisons=compare_all(runs),

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Literal
 
 from replay.loadgen import RequestResult, Status
-from replay.slo import Slo, violates
+from replay.slo import violates
 from replay.stats import Outcome, compare, percentiles, sync_excess_rate
 from replay.summary import Comparison, Machine, Run
 from replay.timeline import SyncWindow
+from sidecar.slo import Slo
 
 COMPARED_WITH = ("no_sync", "random_deferral")
 """What any claim about a policy is measured against: no training syncs at all, and as many at random times."""

@@ -9,14 +9,15 @@ from rich.console import Console
 
 from replay.loadgen import RequestResult, Status
 from replay.report import caveats, reading, render_markdown, render_table
-from replay.slo import Slo, SloMetric, parse_slo, violates
+from replay.slo import violates
 from replay.stats import gap_closed
 from replay.summarize import TrainingOutcome, compare_all, summarize_run, this_machine
 from replay.summary import Budget, Comparison, Run, Scaling, SloSpec, Summary, TraceSlice, read_json, write_json
 from replay.timeline import SyncWindow
 from service.errors import InputError, UnavailableError
+from sidecar.slo import Slo, SloMetric, parse_slo
 
-SLO = Slo(SloMetric.E2E, 200)
+SLO = Slo(SloMetric.E2E, 0.2)
 DESIGN_RUN_KEYS = {
     *("policy", "seed", "draw", "mode", "requests", "violations", "violation_rate", "sync_excess_rate", "ttft_ms"),
     *("itl_ms", "e2e_ms", "outer_syncs", "sync_busy_s", "tokens_trained", "final_loss", "loadgen_late_p99_ms"),
@@ -94,27 +95,6 @@ def summary_of(*runs: Run) -> Summary:
 
 GOOD = [result(index) for index in range(40)]
 BAD = [result(index, e2e_s=0.3 if index % 4 == 0 else 0.1) for index in range(40)]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("e2e:200ms", (SloMetric.E2E, 200)),
-        ("TTFT:0.5s", (SloMetric.TTFT, 500)),
-        (" itl:12.5ms ", (SloMetric.ITL, 12.5)),
-    ],
-)
-def test_an_objective_is_parsed(text: str, expected: tuple[SloMetric, float]) -> None:
-    slo = parse_slo(text)
-    assert (slo.metric, slo.threshold_ms) == expected
-    assert parse_slo(str(slo)) == slo
-
-
-@pytest.mark.parametrize("text", ["", "e2e", "e2e:200", "tpot:20ms", "e2e:-1ms", "e2e:0ms", "e2e:1e3ms", "e2e:nanms"])
-def test_what_is_no_objective_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="e2e:200ms") as caught:
-        parse_slo(text)
-    assert caught.value.field == "--slo"
 
 
 @pytest.mark.parametrize(
