@@ -15,11 +15,11 @@ from controller.schema import BudgetSpec, Fleet, PolicySpec
 from diloco.schema import OuterState, Progress
 from replay.fleet import FleetSpec, Server, TrainingFleet
 from replay.processes import Child, Children, free_ports
-from tests.integration.conftest import PORTS
 from tests.integration.helpers import descendants_of, eventually, is_alive
 
 pytestmark = [pytest.mark.integration, pytest.mark.vllm, pytest.mark.timeout(240)]
 
+PORTS = range(18600, 18700)
 TRAIN_OPTIONS = (("batch_size", "2"), ("context", "64"), ("width", "64"), ("num_layers", "2"), ("num_heads", "2"))
 
 

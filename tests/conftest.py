@@ -1,4 +1,4 @@
-"""Real processes on loopback; one real vLLM server per test session."""
+"""A real vLLM server, one per test session, for every test that is marked `vllm`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import pytest
 from replay.processes import Children, answers, free_ports, wait_for
 from replay.vllm_server import START_DEADLINE_S, LocalVllm, cores_for, start_vllm
 
-ROOT = Path(__file__).parents[2]
-PORTS = range(18600, 18700)
+ROOT = Path(__file__).parents[1]
 VLLM = LocalVllm(ROOT / os.environ.get("VLLM_VENV", ".venv-vllm"), ROOT / ".local" / "tiny-llama")
 
 
