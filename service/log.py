@@ -6,8 +6,8 @@ import logging
 import sys
 
 FORMAT = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
-# One line per HTTP request or connection says nothing that the metrics do not.
-CHATTY = ("httpx", "httpcore", "uvicorn.access")
+# Lines per HTTP request, connection and phase of the server say nothing that the metrics or our own lines do not.
+CHATTY = ("httpx", "httpcore", "uvicorn")
 
 
 def configure_logging(level: str) -> None:

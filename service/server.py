@@ -43,12 +43,13 @@ def serve(app: FastAPI, settings: ServiceSettings) -> None:
         ssl_ca_certs=str(settings.tls_ca) if settings.tls_cert and settings.tls_ca else None,
         ssl_cert_reqs=ssl.CERT_REQUIRED if settings.tls_cert and settings.tls_ca else ssl.CERT_NONE,
     )
-    # uvicorn raises a captured signal again once it has stopped; the default action would turn a clean stop into 143.
+    server = Server(config, f"service={settings.service} url={scheme}://{host}:{port}")
+    # Before uvicorn takes the signals over they must not be lost, and once it has stopped it raises them again: the
+    # default action would then turn a clean stop into 143.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
-    logger.info("listening service=%s url=%s://%s:%d", settings.service, scheme, host, port)
+        signal.signal(number, lambda *_: server.stop_soon())
     with listener:
-        Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -71,9 +72,21 @@ def bind(host: str, port: int) -> socket.socket:
 class Server(uvicorn.Server):
     """Sets the application's exit event as soon as the signal arrives, so that long polls answer instead of hanging."""
 
+    def __init__(self, config: uvicorn.Config, description: str) -> None:
+        super().__init__(config)
+        self._description = description
+
+    def stop_soon(self) -> None:
+        self.should_exit = True
+
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            logger.info("listening %s", self._description)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._loop.call_soon_threadsafe(self._announce_exit)

@@ -7,6 +7,8 @@
 # PYTHON      interpreter to build with (default python3; 3.11 to 3.13)
 # VLLM_VENV   where the environment goes (default .venv-vllm)
 # TINY_MODEL  where the model goes       (default .local/tiny-llama)
+#
+# Exit code 3: there is no CPU build for this platform; 1: something is missing or failed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -29,8 +31,9 @@ fail() {
 check_platform() {
     local platform
     platform="$(uname -s)-$(uname -m)"
-    [ "$platform" = Linux-x86_64 ] ||
-        fail "no CPU build of vLLM is published for $platform (only Linux-x86_64)" "$ELSEWHERE"
+    if [ "$platform" != Linux-x86_64 ]; then
+        (fail "no CPU build of vLLM is published for $platform (only Linux-x86_64)" "$ELSEWHERE") || exit 3
+    fi
     if getconf GNU_LIBC_VERSION >/dev/null 2>&1; then :; else
         fail "this C library is not glibc, which the wheels need" "$ELSEWHERE"
     fi
