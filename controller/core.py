@@ -21,9 +21,11 @@ from controller.samples import SampleOutcome
 from controller.schema import (
     AgentLease,
     AgentRegistration,
+    Autonomy,
     BudgetSpec,
     BudgetStatus,
     DecisionPage,
+    DirectiveKind,
     Directives,
     Fleet,
     Heartbeat,
@@ -71,10 +73,14 @@ class Controller:
         agent = self.state.registry.register(request, now_s=self.clock())
         if self.state.registry.epoch != epoch:
             logger.info("member agent=%s slot=%s epoch=%d", agent.agent_id, agent.slot, self.state.registry.epoch)
+        directive_seq = self.state.mailboxes.seq
+        self._repeat_open_sync(agent)
+        newest_seq = self.state.mailboxes.seq
         await self.state.journal.commit()
-        return self._lease(agent)
+        self.state.mailboxes.announce(newest_seq)
+        return self._lease(agent, directive_seq=directive_seq)
 
-    def _lease(self, agent: AgentRecord) -> AgentLease:
+    def _lease(self, agent: AgentRecord, *, directive_seq: int) -> AgentLease:
         settings = self.state.settings
         return AgentLease(
             agent_id=agent.agent_id,
@@ -86,21 +92,37 @@ class Controller:
             heartbeat_interval_s=settings.heartbeat_interval_s,
             lease_timeout_s=settings.lease_timeout_s,
             synchronizer_url=settings.synchronizer_url,
-            directive_seq=self._poll_after(agent),
+            directive_seq=directive_seq,
             resume=agent.resume,
             paused=self.state.paused,
-            autonomous_sync=self._may_sync_alone(),
+            autonomy=self._autonomy(),
         )
 
-    def _poll_after(self, agent: AgentRecord) -> int:
-        """Where polling starts under a new lease: what is over is over, but a round that waits for it is not."""
+    def _repeat_open_sync(self, agent: AgentRecord) -> None:
+        """Send the directive of a round that waits for this slot anew: under a new lease its old epoch is void."""
         awaiting = self.state.rounds.open
-        if awaiting is None or agent.slot not in awaiting.missing:
-            return self.state.mailboxes.seq
-        return self.state.mailboxes.before_sync(agent.agent_id, round_number=awaiting.round)
+        if awaiting is None or awaiting.directed_s is None or agent.slot not in awaiting.missing:
+            return
+        self.state.mailboxes.write(
+            agent.agent_id,
+            DirectiveKind.SYNC,
+            epoch=self.state.registry.epoch,
+            t_s=self.clock(),
+            round=awaiting.round,
+            quorum=len(awaiting.expected),
+            deadline_s=awaiting.deadline_s,
+            reason=awaiting.reason,
+        )
 
-    def _may_sync_alone(self) -> bool:
-        return self.state.policy.syncs and not is_over(self.state.budget, self.clock())
+    def _autonomy(self) -> Autonomy:
+        budget = self.state.budget
+        horizon_s = budget.spec.horizon_s
+        return Autonomy(
+            allowed=self.state.policy.syncs and not is_over(budget, self.clock()),
+            max_syncs=budget.remaining,
+            min_gap_s=budget.spec.min_gap_s,
+            until_s=None if horizon_s is None else budget.started_s + horizon_s,
+        )
 
     async def heartbeat(self, agent_id: str, beat: Heartbeat) -> HeartbeatReply:
         """Renew a lease, take over progress, and add sync reports to their rounds."""
@@ -120,7 +142,7 @@ class Controller:
             directive_seq=self.state.mailboxes.seq,
             syncs_acknowledged=len(beat.syncs) if durable else 0,
             paused=self.state.paused,
-            autonomous_sync=self._may_sync_alone(),
+            autonomy=self._autonomy(),
         )
 
     def _accept_beat(self, agent_id: str, beat: Heartbeat) -> AgentRecord:

@@ -64,12 +64,6 @@ class Mailboxes:
             and (directive.deadline_s is None or now_s < directive.deadline_s)
         ]
 
-    def before_sync(self, agent_id: str, *, round_number: int) -> int:
-        """The number after which polling finds this agent's sync directive of a round; the newest if it has none."""
-        box = self._boxes.get(agent_id)
-        syncs = [d.seq for d in box.directives if d.round == round_number] if box is not None else []
-        return min(syncs, default=self.seq + 1) - 1
-
     async def wait_for_news(self, agent_id: str, *, after: int, wait_s: float) -> None:
         """Return when a directive after ``after`` may have come, at the latest after ``wait_s`` seconds."""
         deadline_s = time.monotonic() + wait_s

@@ -49,6 +49,18 @@ class AgentRegistration(Wire):
     num_parameters: int | None = Field(default=None, ge=1)
 
 
+class Autonomy(Wire):
+    """What an island may do by itself while the controller is away: sync at ``max_h``, within what is left to spend."""
+
+    allowed: bool = True
+    """False under `no_sync`."""
+    max_syncs: int | None = Field(default=None, ge=0)
+    """Outer syncs that the budget had left; None is unlimited."""
+    min_gap_s: float = Field(default=0.0, ge=0)
+    until_s: float | None = None
+    """Unix time at which the budget's horizon ends; None: it has none."""
+
+
 class AgentLease(Wire):
     """What a registered agent may do until its lease ends (heartbeats renew it)."""
 
@@ -63,12 +75,11 @@ class AgentLease(Wire):
     lease_timeout_s: float
     synchronizer_url: str | None
     directive_seq: int
-    """Poll with ``after`` this number: the newest directive so far, less a sync that still waits for this slot."""
+    """Poll with ``after`` this number: older directives are over. A sync that waits for the slot is sent anew."""
     resume: Progress | None = None
     """How far the slot had come before this agent took it, as far as was reported: its data goes on from there."""
     paused: bool = False
-    autonomous_sync: bool = True
-    """Whether the island should sync by itself at ``max_h`` when the controller is gone (False under `no_sync`)."""
+    autonomy: Autonomy
 
 
 class Heartbeat(Wire):
@@ -87,7 +98,7 @@ class HeartbeatReply(Wire):
     directive_seq: int
     syncs_acknowledged: int
     paused: bool
-    autonomous_sync: bool
+    autonomy: Autonomy
 
 
 class DirectiveKind(StrEnum):

@@ -45,7 +45,8 @@ class FleetState:
                 lease_timeout_s=settings.lease_timeout_s,
                 takeover_after_s=settings.takeover_after_s,
             ),
-            epoch=int(meta.get("epoch", 0)),
+            # A controller with a fresh journal must outrank what earlier ones gave out: the synchronizer still knows it.
+            epoch=int(meta.get("epoch", now_s)),
             agents=reader.values("agents", AgentRecord),
         )
         self.registry.grace(now_s)

@@ -72,7 +72,7 @@ def bind(host: str, port: int) -> socket.socket:
 class Server(uvicorn.Server):
     """Sets the application's exit event as soon as the signal arrives, so that long polls answer instead of hanging."""
 
-    def __init__(self, config: uvicorn.Config, description: str) -> None:
+    def __init__(self, config: uvicorn.Config, description: str = "") -> None:
         super().__init__(config)
         self._description = description
 

@@ -15,7 +15,7 @@ from controller.schema import Directive, DirectiveKind
 from diloco.agent.config import IslandSettings
 from diloco.agent.link import ControllerLink
 from diloco.agent.metrics import IslandMetrics
-from diloco.agent.rules import autonomous_sync_due, limits_of, sync_command
+from diloco.agent.rules import Solitude, autonomous_sync_due, limits_of, sync_command
 from diloco.agent.state import AgentState
 from diloco.agent.supervisor import Supervisor
 from diloco.protocol import SyncCommand
@@ -27,6 +27,8 @@ from service.tasks import Background, every
 logger = logging.getLogger(__name__)
 
 AUTONOMY_PERIOD_S = 0.5
+FRESH_FAILURE_S = 1.0
+"""An attempt to reach the controller that failed so lately proves that it is still away."""
 IN_FLIGHT_MARGIN_S = 30.0
 """A sync whose report is so late will not report any more."""
 
@@ -79,16 +81,27 @@ class Agent:
         pending = state.sync_in_flight
         if pending is not None and time.time() > pending.deadline_s + IN_FLIGHT_MARGIN_S:
             state.sync_in_flight = pending = None
-        due = autonomous_sync_due(
-            limits_of(state.limits_lease),
-            progress=state.progress,
-            controller_silent_s=time.monotonic() - state.controller_seen_s,
-            in_flight=pending is not None,
+        now_s, last_sync_s = time.time(), state.progress.last_sync_at_s
+        alone = Solitude(
+            silent_s=time.monotonic() - state.controller_seen_s,
+            syncs=state.syncs_alone,
+            since_last_sync_s=None if last_sync_s is None else now_s - last_sync_s,
         )
-        if due:
-            deadline_s = time.time() + self.settings.autonomous_deadline_s
-            logger.info("no controller and H at its maximum: syncing h=%d", state.progress.inner_steps_since_sync)
-            self._supervisor.start_sync(SyncCommand(epoch=state.epoch, deadline_s=deadline_s, autonomous=True))
+        limits = limits_of(state.limits_lease)
+        if not autonomous_sync_due(limits, alone, progress=state.progress, in_flight=pending is not None, now_s=now_s):
+            return
+        if self.settings.controller is not None and not self._just_failed():
+            # It may have come back during the pause between two attempts: then it is the one to decide.
+            state.changed.set()
+            return
+        logger.info("no controller and H at its maximum: syncing h=%d", state.progress.inner_steps_since_sync)
+        state.syncs_alone += 1
+        deadline_s = now_s + self.settings.autonomous_deadline_s
+        self._supervisor.start_sync(SyncCommand(epoch=state.epoch, deadline_s=deadline_s, autonomous=True))
+
+    def _just_failed(self) -> bool:
+        failed_s = self.state.controller_failed_s
+        return failed_s is not None and time.monotonic() - failed_s < FRESH_FAILURE_S
 
 
 def build(settings: IslandSettings) -> tuple[FastAPI, Agent]:

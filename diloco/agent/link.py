@@ -159,8 +159,8 @@ class ControllerLink:
         for _ in range(min(reply.syncs_acknowledged, len(sent), len(state.reports))):
             state.reports.popleft()
         state.hear_epoch(reply.epoch)
-        if reply.autonomous_sync != lease.autonomous_sync and state.lease is lease:
-            state.lease = state.limits_lease = lease.model_copy(update={"autonomous_sync": reply.autonomous_sync})
+        if reply.autonomy != lease.autonomy and state.lease is lease:
+            state.lease = state.limits_lease = lease.model_copy(update={"autonomy": reply.autonomy})
         if reply.paused != state.paused:
             self._on_pause(reply.paused)
 
@@ -171,10 +171,12 @@ class ControllerLink:
         )
 
     def _take(self, directive: Directive, lease: AgentLease) -> None:
-        if not counts(directive, lease_epoch=lease.epoch, last_seq=self._directive_seq):
+        is_for_us = counts(directive, lease_epoch=lease.epoch, last_seq=self._directive_seq)
+        # One that is ignored is done with, too: the next poll would bring it again at once, and again.
+        self._directive_seq = max(self._directive_seq, directive.seq)
+        if not is_for_us:
             logger.info("directive ignored seq=%d epoch=%d kind=%s", directive.seq, directive.epoch, directive.kind)
             return
-        self._directive_seq = directive.seq
         self._state.hear_epoch(directive.epoch)
         self._on_directive(directive)
 
@@ -184,7 +186,7 @@ class ControllerLink:
             async with asyncio.timeout(timeout_s):
                 response = await self._http.request(method, path, timeout=timeout_s, **arguments)
         except (httpx.HTTPError, TimeoutError) as exc:
-            self._state.controller_reachable = False
+            self._state.missed_controller()
             raise UnavailableError(f"{type(exc).__name__}: {exc}", field="controller") from exc
         self._raise_refusal(response)
         self._state.heard_controller()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from controller.schema import AgentLease, Directive
+from controller.schema import AgentLease, Autonomy, Directive
 from diloco.protocol import SyncCommand
 from diloco.schema import Phase, Progress
 
@@ -23,23 +23,38 @@ class Limits:
 
     max_h: int
     lease_timeout_s: float
-    allowed: bool
+    autonomy: Autonomy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solitude:
+    """How long and how far an island has been alone."""
+
+    silent_s: float
+    """Since the controller's last answer."""
+    syncs: int
+    """Begun without it since then."""
+    since_last_sync_s: float | None
 
 
 def limits_of(lease: AgentLease | None) -> Limits:
     if lease is None:
-        return Limits(max_h=MAX_H_WITHOUT_LEASE, lease_timeout_s=LEASE_TIMEOUT_WITHOUT_LEASE_S, allowed=True)
-    return Limits(max_h=lease.max_h, lease_timeout_s=lease.lease_timeout_s, allowed=lease.autonomous_sync)
+        return Limits(max_h=MAX_H_WITHOUT_LEASE, lease_timeout_s=LEASE_TIMEOUT_WITHOUT_LEASE_S, autonomy=Autonomy())
+    return Limits(max_h=lease.max_h, lease_timeout_s=lease.lease_timeout_s, autonomy=lease.autonomy)
 
 
-def autonomous_sync_due(limits: Limits, *, progress: Progress, controller_silent_s: float, in_flight: bool) -> bool:
-    """Whether to sync untold: no controller for as long as a lease lasts, and H at its maximum."""
+def autonomous_sync_due(limits: Limits, alone: Solitude, *, progress: Progress, in_flight: bool, now_s: float) -> bool:
+    """Whether to sync untold: no controller for as long as a lease lasts, H at its maximum, and budget left."""
+    autonomy = limits.autonomy
     return (
-        limits.allowed
+        autonomy.allowed
         and not in_flight
         and progress.phase is Phase.INNER
-        and controller_silent_s > limits.lease_timeout_s
+        and alone.silent_s > limits.lease_timeout_s
         and progress.inner_steps_since_sync >= limits.max_h
+        and (autonomy.max_syncs is None or alone.syncs < autonomy.max_syncs)
+        and (autonomy.until_s is None or now_s < autonomy.until_s)
+        and (alone.since_last_sync_s is None or alone.since_last_sync_s >= autonomy.min_gap_s)
     )
 
 

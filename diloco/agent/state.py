@@ -42,6 +42,10 @@ class AgentState:
     controller_seen_s: float = field(default_factory=time.monotonic)
     """Monotonic time of the controller's last answer (at first: of the start)."""
     controller_reachable: bool = False
+    controller_failed_s: float | None = None
+    """Monotonic time of the last attempt to reach it that failed."""
+    syncs_alone: int = 0
+    """Syncs begun without it since its last answer."""
     progress: Progress = field(default_factory=no_progress)
     reports: deque[SyncReport] = field(default_factory=lambda: deque(maxlen=MAX_UNACKNOWLEDGED))
     num_parameters: int | None = None
@@ -111,6 +115,11 @@ class AgentState:
     def heard_controller(self) -> None:
         self.controller_seen_s = time.monotonic()
         self.controller_reachable = True
+        self.syncs_alone = 0
+
+    def missed_controller(self) -> None:
+        self.controller_failed_s = time.monotonic()
+        self.controller_reachable = False
 
     def take_progress(self, progress: Progress) -> None:
         self.progress = progress.model_copy(update={"restarts": self.restarts})

@@ -20,6 +20,8 @@ from controller.schema import AgentLease, AgentRegistration, Heartbeat, Heartbea
 from diloco.schema import Progress, SyncOutcome, SyncReport
 
 START_S = 1_700_000_000.0
+EPOCH_0 = int(START_S)
+"""Epochs of a fresh journal count from its time."""
 DEADLINE_S = 10.0
 
 
@@ -103,7 +105,8 @@ class Client:
     async def try_beat(
         self, agent_id: str = "island-0", instance: str = "first", *, epoch: int, **fields: Any
     ) -> httpx.Response:
-        beat = Heartbeat(instance=instance, epoch=epoch, t_s=START_S, **fields)
+        """Epochs count from `EPOCH_0` here: 1 is the first."""
+        beat = Heartbeat(instance=instance, epoch=EPOCH_0 + epoch, t_s=START_S, **fields)
         return await self.http.post(f"/v1/agents/{agent_id}/heartbeat", json=beat.model_dump(mode="json"))
 
     async def get(self, path: str, **query: Any) -> Any:

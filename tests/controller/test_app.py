@@ -13,6 +13,7 @@ from controller.policy.base import Decision, FleetView
 from controller.schema import Action, Reason
 from diloco.schema import SyncOutcome
 from tests.controller.helpers import (
+    EPOCH_0,
     START_S,
     Client,
     ManualClock,
@@ -44,10 +45,10 @@ def test_a_round_from_progress_to_budget(tmp_path: Path) -> None:
 
     async def body(client: Client) -> None:
         lease = await client.register(server_id="vllm-0")
-        assert (lease.slot, lease.epoch, lease.min_h, lease.autonomous_sync) == (0, 1, 2, True)
+        assert (lease.slot, lease.epoch - EPOCH_0, lease.min_h, lease.autonomy.max_syncs) == (0, 1, 2, 3)
         await client.beat(epoch=1, progress=progress(10))
         directive = await directed(client)
-        assert (directive["round"], directive["epoch"], directive["reason"]) == (0, 1, "fixed_h_reached")
+        assert (directive["round"], directive["epoch"], directive["reason"]) == (0, EPOCH_0 + 1, "fixed_h_reached")
         assert directive["deadline_s"] == START_S + 60
         clock.advance(3)
         reply = await client.beat(epoch=1, syncs=[report()], progress=progress(0, round=1))
@@ -57,7 +58,7 @@ def test_a_round_from_progress_to_budget(tmp_path: Path) -> None:
         budget = await client.get("/v1/budget")
         assert (budget["spent"], budget["remaining"], budget["last_sync_s"]) == (1, 2, START_S)
         fleet = await client.get("/v1/fleet")
-        assert (fleet["rounds_closed"], fleet["epoch"]) == (1, 1)
+        assert (fleet["rounds_closed"], fleet["epoch"] - EPOCH_0) == (1, 1)
         assert await client.metric('wadiloco_controller_rounds_total{outcome="applied"}') == 1
         assert await client.metric("wadiloco_controller_budget_remaining_syncs") == 2
 
@@ -147,7 +148,7 @@ def test_all_islands_of_the_group_are_directed_and_one_dead_island_does_not_hold
         assert (round_["slots_applied"], round_["slots_failed"]) == ([0], [1])
         refused = await client.try_beat("island-1", "b", epoch=2)
         assert (refused.status_code, refused.json()["remedy"]) == (409, "register again")
-        assert (await client.get("/v1/fleet"))["epoch"] == 3
+        assert (await client.get("/v1/fleet"))["epoch"] == EPOCH_0 + 3
 
     play(make_settings(tmp_path, num_slots=2), clock, body)
 
@@ -157,7 +158,7 @@ def test_nonsense_is_refused_by_field_and_the_last_good_progress_stays(tmp_path:
         await client.register()
         await client.beat(epoch=1, progress=progress(5))
         path, as_json = "/v1/agents/island-0/heartbeat", {"Content-Type": "application/json"}
-        head = '{"instance": "first", "epoch": 1, "t_s": 1, "progress": '
+        head = f'{{"instance": "first", "epoch": {EPOCH_0 + 1}, "t_s": 1, "progress": '
         good = '"inner_steps_since_sync": 6, "tokens": 1, "tokens_since_sync": 1'
         for progress_json, field in [
             (f'{{"step": -1, {good}}}', "body.progress.step"),
@@ -172,7 +173,7 @@ def test_nonsense_is_refused_by_field_and_the_last_good_progress_stays(tmp_path:
         text = await client.try_beat(epoch=1, syncs=[report(detail="fine")])
         assert text.status_code == 200
         half = report().model_dump_json().replace('"detail":""', '"detail":"\\ud800"')
-        content = '{"instance": "first", "epoch": 1, "t_s": 1, "syncs": [' + half + "]}"
+        content = f'{{"instance": "first", "epoch": {EPOCH_0 + 1}, "t_s": 1, "syncs": [{half}]}}'
         answer = await client.http.post(path, content=content, headers=as_json)
         assert answer.status_code == 422
         (island,) = await client.get("/v1/islands")
@@ -267,7 +268,7 @@ def test_policy_and_budget_can_be_changed_and_nonsense_is_refused(tmp_path: Path
         assert (await client.get("/v1/policy"))["name"] == "fixed_h"
         assert (await client.http.put("/v1/policy", json={"name": "no_sync"})).status_code == 200
         lease = await client.register()
-        assert not lease.autonomous_sync
+        assert not lease.autonomy.allowed
         clock.advance(5)
         budget = (await client.http.put("/v1/budget", json={"outer_syncs": 2, "horizon_s": 60})).json()
         assert (budget["started_s"], budget["spent"], budget["remaining"]) == (START_S + 5, 0, 2)
@@ -278,13 +279,33 @@ def test_policy_and_budget_can_be_changed_and_nonsense_is_refused(tmp_path: Path
     play(make_settings(tmp_path), clock, body)
 
 
+def test_an_agent_that_comes_back_during_a_round_is_told_again_under_its_new_epoch(tmp_path: Path) -> None:
+    clock = ManualClock()
+
+    async def body(client: Client) -> None:
+        await client.register()
+        await client.beat(epoch=1, progress=progress(10))
+        before = await directed(client)
+        clock.advance(4)
+        lease = await client.register(instance="second")
+        assert lease.epoch > before["epoch"]
+        (again,) = (await client.directives(instance="second", after=lease.directive_seq, wait_s=0))["directives"]
+        same = ("kind", "round", "quorum", "deadline_s", "reason")
+        assert [again[name] for name in same] == [before[name] for name in same]
+        assert (again["epoch"], again["seq"] > before["seq"]) == (lease.epoch, True)
+        assert lease.resume is not None
+        assert lease.resume.step == progress(10).step
+
+    play(make_settings(tmp_path), clock, body)
+
+
 def test_islands_may_not_sync_alone_once_the_budget_is_over(tmp_path: Path) -> None:
     clock = ManualClock()
 
     async def body(client: Client) -> None:
-        assert (await client.register()).autonomous_sync
+        assert (await client.register()).autonomy.allowed
         clock.advance(61)
-        assert not (await client.register()).autonomous_sync
+        assert not (await client.register()).autonomy.allowed
 
     play(make_settings(tmp_path, budget_syncs=2, budget_horizon_s=60), clock, body)
 

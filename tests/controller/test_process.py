@@ -32,13 +32,17 @@ class Process:
 
     child: subprocess.Popen[str]
     http: httpx.Client
+    epoch: int = 0
+    """Of the last registration."""
 
     def register(self, agent_id: str = "island-0", instance: str = "first") -> dict[str, Any]:
         body = registration(agent_id, instance).model_dump(mode="json")
-        return dict(self.http.post("/v1/agents", json=body).raise_for_status().json())
+        lease = dict(self.http.post("/v1/agents", json=body).raise_for_status().json())
+        self.epoch = lease["epoch"]
+        return lease
 
-    def beat(self, *, epoch: int = 1, **fields: Any) -> dict[str, Any]:
-        beat = Heartbeat(instance="first", epoch=epoch, t_s=time.time(), **fields).model_dump(mode="json")
+    def beat(self, **fields: Any) -> dict[str, Any]:
+        beat = Heartbeat(instance="first", epoch=self.epoch, t_s=time.time(), **fields).model_dump(mode="json")
         return dict(self.http.post("/v1/agents/island-0/heartbeat", json=beat).raise_for_status().json())
 
     def directives(self, *, after: int, wait_s: float = 10) -> dict[str, Any]:
@@ -116,12 +120,14 @@ def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
         rounds = process.http.get("/v1/rounds").json()
         budget = process.http.get("/v1/budget").json()
         decisions = process.http.get("/v1/decisions?limit=10000").json()["decisions"]
+        epoch = process.epoch
         process.child.send_signal(signal.SIGKILL)
         process.child.wait(DEADLINE_S)
     assert budget["spent"] == 3
     with controller(tmp_path, "--budget-syncs", "50") as process:
+        process.epoch = epoch
         fleet = process.http.get("/v1/fleet").json()
-        assert (fleet["run_id"], fleet["epoch"], fleet["rounds_closed"]) == (run_id, 1, 3)
+        assert (fleet["run_id"], fleet["epoch"], fleet["rounds_closed"]) == (run_id, epoch, 3)
         assert fleet["islands"][0]["slot"] == 0
         assert fleet["servers"][0]["server_id"] == "vllm-0"
         assert process.http.get("/v1/budget").json() == budget

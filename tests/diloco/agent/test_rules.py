@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from controller.schema import AgentLease, Directive, DirectiveKind
+from controller.schema import AgentLease, Autonomy, Directive, DirectiveKind
 from diloco.agent.rules import (
     MAX_H_WITHOUT_LEASE,
     SYNC_DEADLINE_S,
+    Solitude,
     autonomous_sync_due,
     backoff_s,
     counts,
@@ -17,7 +18,7 @@ from diloco.protocol import SyncCommand
 from diloco.schema import Phase, Progress
 
 
-def lease(*, autonomous_sync: bool = True) -> AgentLease:
+def lease(autonomy: Autonomy = Autonomy()) -> AgentLease:  # noqa: B008
     return AgentLease(
         agent_id="a",
         slot=0,
@@ -29,7 +30,7 @@ def lease(*, autonomous_sync: bool = True) -> AgentLease:
         lease_timeout_s=5.0,
         synchronizer_url=None,
         directive_seq=0,
-        autonomous_sync=autonomous_sync,
+        autonomy=autonomy,
     )
 
 
@@ -39,6 +40,10 @@ def progress(h: int, *, phase: Phase = Phase.INNER) -> Progress:
 
 def directive(kind: DirectiveKind, *, seq: int = 1, epoch: int = 3, deadline_s: float | None = None) -> Directive:
     return Directive(seq=seq, kind=kind, epoch=epoch, t_s=0.0, round=2, deadline_s=deadline_s)
+
+
+def solitude(silent_s: float = 5.1, *, syncs: int = 0, since_last_sync_s: float | None = None) -> Solitude:
+    return Solitude(silent_s=silent_s, syncs=syncs, since_last_sync_s=since_last_sync_s)
 
 
 @pytest.mark.parametrize(
@@ -55,22 +60,33 @@ def directive(kind: DirectiveKind, *, seq: int = 1, epoch: int = 3, deadline_s: 
 def test_islands_sync_untold_only_at_max_h_and_without_a_controller(
     h: int, silent_s: float, phase: Phase, in_flight: bool, due: bool
 ) -> None:
-    due_now = autonomous_sync_due(
-        limits_of(lease()), progress=progress(h, phase=phase), controller_silent_s=silent_s, in_flight=in_flight
-    )
-    assert due_now is due
+    limits, told = limits_of(lease()), progress(h, phase=phase)
+    assert autonomous_sync_due(limits, solitude(silent_s), progress=told, in_flight=in_flight, now_s=0.0) is due
 
 
-def test_a_lease_without_autonomous_sync_forbids_it() -> None:
-    limits = limits_of(lease(autonomous_sync=False))
-    assert not autonomous_sync_due(limits, progress=progress(1000), controller_silent_s=1e6, in_flight=False)
+@pytest.mark.parametrize(
+    ("autonomy", "alone", "due"),
+    [
+        (Autonomy(allowed=False), solitude(), False),
+        (Autonomy(max_syncs=2), solitude(syncs=1), True),
+        (Autonomy(max_syncs=2), solitude(syncs=2), False),
+        (Autonomy(max_syncs=0), solitude(), False),
+        (Autonomy(until_s=101.0), solitude(), True),
+        (Autonomy(until_s=100.0), solitude(), False),
+        (Autonomy(min_gap_s=3.0), solitude(since_last_sync_s=2.9), False),
+        (Autonomy(min_gap_s=3.0), solitude(since_last_sync_s=3.0), True),
+        (Autonomy(min_gap_s=3.0), solitude(), True),
+    ],
+)
+def test_alone_an_island_keeps_to_what_the_budget_left(autonomy: Autonomy, alone: Solitude, due: bool) -> None:
+    limits = limits_of(lease(autonomy))
+    assert autonomous_sync_due(limits, alone, progress=progress(1000), in_flight=False, now_s=100.0) is due
 
 
 def test_without_a_lease_the_published_limit_holds() -> None:
     for h, due in ((MAX_H_WITHOUT_LEASE - 1, False), (MAX_H_WITHOUT_LEASE, True)):
-        assert (
-            autonomous_sync_due(limits_of(None), progress=progress(h), controller_silent_s=60, in_flight=False) is due
-        )
+        alone = solitude(60.0)
+        assert autonomous_sync_due(limits_of(None), alone, progress=progress(h), in_flight=False, now_s=0.0) is due
 
 
 @pytest.mark.parametrize(
