@@ -48,7 +48,7 @@ def served(settings: SynchronizerSettings) -> Iterator[str]:
         config = uvicorn.Config(
             create_app(settings), log_config=None, access_log=False, timeout_graceful_shutdown=2, lifespan="on"
         )
-        server = Server(config)
+        server = Server(config, "service=synchronizer")
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         wait_until(lambda: server.started)
