@@ -110,7 +110,7 @@ class Controller:
             t_s=self.clock(),
             round=awaiting.round,
             quorum=len(awaiting.expected),
-            deadline_s=awaiting.deadline_s,
+            deadline_s=awaiting.directed_s + self.state.settings.sync_timeout_s,
             reason=awaiting.reason,
         )
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ from tests.controller.helpers import (
 )
 
 
-async def directed(client: Client, agent_id: str = "island-0", *, after: int = 0) -> dict[str, object]:
+async def directed(client: Client, agent_id: str = "island-0", *, after: int = 0) -> dict[str, Any]:
     """The next sync directive of an agent."""
     answer = await client.directives(agent_id, after=after, wait_s=10)
     (directive,) = answer["directives"]
