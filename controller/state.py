@@ -45,7 +45,7 @@ class FleetState:
                 lease_timeout_s=settings.lease_timeout_s,
                 takeover_after_s=settings.takeover_after_s,
             ),
-            # A controller with a fresh journal must outrank what earlier ones gave out: the synchronizer still knows it.
+            # A fresh journal must outrank what earlier ones gave out, which the synchronizer still knows.
             epoch=int(meta.get("epoch", now_s)),
             agents=reader.values("agents", AgentRecord),
         )

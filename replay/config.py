@@ -129,7 +129,7 @@ class ReplaySettings(Settings):
                 raise ValueError(f"policy_params: {key!r} is not POLICY.PARAM with a policy of {', '.join(POLICIES)}")
         if self.min_h > self.max_h:
             raise ValueError(f"min_h {self.min_h} is above max_h {self.max_h}: lower one or raise the other")
-        if self.outer_syncs > 1 and (self.outer_syncs - 1) * self.min_gap_s >= self.duration_s:
+        if not self.no_train and self.outer_syncs > 1 and (self.outer_syncs - 1) * self.min_gap_s >= self.duration_s:
             raise ValueError(
                 f"outer_syncs {self.outer_syncs} with min_gap_s {self.min_gap_s:g} do not fit into duration_s "
                 f"{self.duration_s:g}: lower one of the first two or raise the last"

@@ -15,7 +15,7 @@ import httpx
 from controller.schema import BudgetSpec, Fleet, PolicySpec, RoundRecord
 from replay.config import DRAWING_POLICY, ReplaySettings
 from replay.fleet import FleetSpec, Server, TrainingFleet
-from replay.loadgen import PlannedRequest, RequestResult, ServerInfo, run_load
+from replay.loadgen import PlannedRequest, RequestResult, ServerInfo, Status, run_load
 from replay.processes import Children, free_ports
 from replay.slo import latency, violates
 from replay.summarize import TrainingOutcome, summarize_run
@@ -30,6 +30,7 @@ NO_TRAINING = "no_training"
 RUNS = "runs"
 """Directory of the logs and the state of every run, within the output directory."""
 OBSERVE_PERIOD_S = 0.5
+GONE_AFTER_REFUSALS = 5
 LEAD_S = 1.0
 """From putting the policy in force to the first arrival: the generator's tasks are ready by then."""
 SETTLE_S = 20.0
@@ -216,6 +217,7 @@ class _Watch:
         self._children = children
         self._notify = notify
         self._answered = self._violations = 0
+        self._refused_in_a_row: dict[int, int] = {}
         self._start_s = 0.0
 
     async def run(self, infos: tuple[ServerInfo, ...], settings: ReplaySettings) -> list[RequestResult]:
@@ -235,6 +237,7 @@ class _Watch:
             # The horizon belongs to the run even when the last request ends early.
             while not load.done() or time.monotonic() < self._start_s + self.workload.duration_s:
                 await self._look("replaying")
+                self._check_servers(infos)
                 await asyncio.sleep(OBSERVE_PERIOD_S)
             self.observation.horizon = self.observation.last
             return await load
@@ -254,9 +257,21 @@ class _Watch:
                 return rounds
             await asyncio.sleep(OBSERVE_PERIOD_S)
 
+    def _check_servers(self, infos: tuple[ServerInfo, ...]) -> None:
+        """A server that is gone makes the rest of the experiment worthless: say so instead of counting violations."""
+        for index, refused in self._refused_in_a_row.items():
+            if refused >= GONE_AFTER_REFUSALS:
+                raise UnavailableError(
+                    f"{infos[index].url} refused {refused} requests in a row: it is gone",
+                    field="server",
+                    remedy="start it again, then the replay; the runs before this one are in the report",
+                )
+
     def _count(self, result: RequestResult) -> None:
         self._answered += 1
         self._violations += violates(result, self.slo)
+        refused = result.status is Status.REFUSED
+        self._refused_in_a_row[result.server_index] = refused * (self._refused_in_a_row.get(result.server_index, 0) + 1)
 
     async def _look(self, stage: str) -> None:
         self._children.check()

@@ -6,7 +6,6 @@ A run begins from nothing (fresh journal, fresh parameters), so that policies di
 from __future__ import annotations
 
 import functools
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,22 @@ from typing import Any
 import httpx
 
 from controller.schema import BudgetSpec, Fleet, PolicySpec, RoundPage, RoundRecord
+from diloco.agent.config import IslandSettings
 from diloco.schema import Phase
 from replay.processes import Child, Children, answers, wait_for
+from service.child import module_command, module_environment
 from service.client import explain_response
-from service.errors import UnavailableError
+from service.errors import ConfigError, UnavailableError
+from service.settings import load_settings
 
 SERVICE_DEADLINE_S = 60.0
 ISLAND_DEADLINE_S = 120.0
 REQUEST_TIMEOUT_S = 5.0
 TICK_S = 0.25
+SET_BY_REPLAY = frozenset(
+    {"host", "port", "agent_id", "slot", "node", "server_id", "controller", "synchronizer", "seed", "cores", "token"}
+)
+"""Options of the island that the replay gives itself."""
 LEASE_TIMEOUT_S = 5.0
 """Heartbeats come ten times as often: the timeline then has two points per second."""
 
@@ -62,6 +68,26 @@ class FleetSpec:
     @property
     def num_ports(self) -> int:
         return 2 + len(self.servers) + len(self.island_cores)
+
+
+def as_arguments(options: tuple[tuple[str, str], ...]) -> list[str]:
+    """``(("batch_size", "4"),)`` → ``["--batch-size", "4"]``."""
+    return [part for name, value in options for part in (f"--{name.replace('_', '-')}", value)]
+
+
+def check_train_options(options: tuple[tuple[str, str], ...]) -> None:
+    """Refuse options that an island would refuse, before anything is started.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    for name, _ in options:
+        if name.replace("-", "_") in SET_BY_REPLAY:
+            raise ConfigError(f"{name} is set by the replay itself", field="train_options", remedy="leave it out")
+    try:
+        load_settings(IslandSettings, ["--controller", "http://127.0.0.1:1", *as_arguments(options)])
+    except ConfigError as exc:
+        raise ConfigError(str(exc), field="train_options", remedy="see wadiloco island --help") from exc
 
 
 class TrainingFleet:
@@ -139,8 +165,8 @@ class TrainingFleet:
         return len(trains) == len(self._spec.island_cores) and len(known) == len(self._spec.servers)
 
     def _start(self, name: str, command: str, *options: str, core: int | None = None) -> Child:
-        argv = [sys.executable, "-m", "wadiloco", command, "--host", "127.0.0.1", *options]
-        environment = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        argv = [*module_command("wadiloco"), command, "--host", "127.0.0.1", *options]
+        environment = {**module_environment(), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
         return self._children.start(name, argv, log=self._directory / f"{name}.log", env=environment, core=core)
 
     def _start_synchronizer(self) -> Child:
@@ -178,7 +204,6 @@ class TrainingFleet:
         spec = self._spec
         server = index % len(spec.servers)
         core = spec.island_cores[index]
-        extra = [part for name, value in spec.train_options for part in (f"--{name.replace('_', '-')}", value)]
         return self._start(
             f"island-{index}",
             "island",
@@ -186,7 +211,7 @@ class TrainingFleet:
             *("--slot", str(index), "--node", Server.node(server), "--server-id", Server.server_id(server)),
             *("--controller", self.controller_url, "--seed", str(spec.seed)),
             *(() if core is None else ("--cores", str(core))),
-            *extra,
+            *as_arguments(spec.train_options),
         )
 
     def _get(self, path: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import functools
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from replay.config import ReplaySettings
 from replay.experiment import RUNS, RunOutcome, RunSpec, Workload, plan_runs, run_once
-from replay.fleet import Server
+from replay.fleet import Server, check_train_options
 from replay.loadgen import PlannedRequest, ServerInfo, discover, run_load
 from replay.processes import Children, answers, free_ports, wait_for
 from replay.progress import ProgressView
@@ -24,7 +25,7 @@ from replay.summary import Budget, Scaling, SloSpec, Summary, TraceSlice, write_
 from replay.timeline import draw_timeline
 from replay.traces import Trace, burstiness, read_trace, slice_trace
 from replay.vllm_server import START_DEADLINE_S, LocalVllm, cores_for, start_vllm
-from service.errors import ConfigError, ConflictError, InputError
+from service.errors import ConfigError, ConflictError, InputError, UnavailableError
 from sidecar.slo import parse_slo
 
 SUMMARY = "summary.json"
@@ -42,7 +43,10 @@ async def run_session(settings: ReplaySettings, view: ProgressView) -> Summary:
     Raises:
         WadilocoError: bad input, a server that does not answer, a process that failed.
     """
-    trace = read_trace(settings.trace, settings.trace_format)
+    if not settings.no_train:
+        check_train_options(tuple(settings.train_options.items()))
+    # On a thread: a large file takes seconds, in which a signal should still end the replay.
+    trace = await asyncio.to_thread(read_trace, settings.trace, settings.trace_format)
     slices = [_slice(trace, settings, seed) for seed in range(settings.seeds)]
     prepare_output(settings.out)
     children = Children()
@@ -227,16 +231,24 @@ def summarize(settings: ReplaySettings, trace: Trace, scaling: LengthScaling, ou
 
 
 def write_report(summary: Summary, outcomes: list[RunOutcome], settings: ReplaySettings) -> None:
-    draw_timeline(
-        [outcome.timeline for outcome in outcomes],
-        settings.out / TIMELINE,
-        slo=settings.slo,
-        threshold_ms=summary.slo.threshold_ms,
-        title=f"{summary.trace}, {settings.duration_s:g} s",
-    )
+    """The report first: it is small, and a disk that fills up should cost the picture."""
     partial = settings.out / f"{REPORT}.partial"
-    partial.write_text(render_markdown(summary))
-    partial.replace(settings.out / REPORT)
+    try:
+        partial.write_text(render_markdown(summary))
+        partial.replace(settings.out / REPORT)
+        draw_timeline(
+            [outcome.timeline for outcome in outcomes],
+            settings.out / TIMELINE,
+            slo=settings.slo,
+            threshold_ms=summary.slo.threshold_ms,
+            title=f"{summary.trace}, {settings.duration_s:g} s",
+        )
+    except OSError as exc:
+        raise UnavailableError(
+            f"cannot write into {settings.out}: {exc.strerror or exc}",
+            field="out",
+            remedy=f"free some space; {SUMMARY} has the results",
+        ) from exc
 
 
 def _api_key(settings: ReplaySettings) -> str | None:

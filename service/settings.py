@@ -118,8 +118,10 @@ def load_settings(model: type[S], argv: Sequence[str]) -> S:
         settings = bound()
     except ValidationError as exc:
         raise _explain(exc, prefix) from exc
-    except tomllib.TOMLDecodeError as exc:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{config_file} is not valid TOML: {exc}", field="--config") from exc
+    except OSError as exc:
+        raise ConfigError(f"cannot read {config_file}: {exc.strerror or exc}", field="--config") from exc
     except SettingsError as exc:
         raise ConfigError(str(exc.__cause__ or exc), remedy=f"see wadiloco {model.service} --help") from exc
     if print_config:

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import logging
 import os
-import sys
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
 from diloco.protocol import EVENTS, Command, Event, WorkerConfig
+from service.child import module_command, module_environment
 
 logger = logging.getLogger(__name__)
 
@@ -29,16 +29,16 @@ class WorkerProcess:
     @classmethod
     async def start(cls, config: WorkerConfig) -> WorkerProcess:
         """Start a worker; it reads its configuration from the pipe, so that the token is in no process list."""
-        environment = os.environ | {
+        environment = {
+            **os.environ,
+            **module_environment(),
             "OMP_NUM_THREADS": str(config.threads),
             # Otherwise OpenMP threads spin on the core of the engine while the trainer is descheduled.
             "OMP_WAIT_POLICY": "PASSIVE",
             "PYTHONUNBUFFERED": "1",
         }
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "diloco.worker",
+            *module_command("diloco.worker"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=MAX_LINE_BYTES,

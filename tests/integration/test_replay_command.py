@@ -117,7 +117,7 @@ def controller_of(pid: int) -> int:
         (("--trace", "/nowhere.csv"), 2, "/nowhere.csv"),
         (("--slo", "fast"), 2, "slo"),
         (("--policies", "best"), 2, "policies"),
-        (("--train-options", "batch_size=none"), 3, "batch_size"),
+        (("--train-options", "batch_size=none"), 2, "train_options: batch_size"),
     ],
 )
 def test_bad_input_is_one_clear_error(

@@ -79,6 +79,13 @@ def test_broken_toml_names_the_file(tmp_path: Path) -> None:
         load_settings(ProbeSettings, ["--config", str(file)])
 
 
+def test_a_config_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "probe.toml"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"probe\.toml is not valid TOML"):
+        load_settings(ProbeSettings, ["--config", str(file)])
+
+
 def test_print_config_masks_the_token(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         load_settings(ProbeSettings, ["--name", "x", "--token", "hidden-secret", "--print-config"])
