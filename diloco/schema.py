@@ -11,6 +11,11 @@ Uploads continue at ``received_bytes`` of the last answer, which may lie before 
 | ``HEAD /v1/fragments/{f}?after_version=&wait_s=`` | long poll: 200 and `VERSION_HEADER`, or 204 |
 | ``GET /v1/fragments/{f}?version=`` with ``Range`` | bytes of the global parameters |
 | ``GET /v1/state`` | `OuterState` |
+
+Security: whoever may speak to the synchronizer is trusted with the run, which is what its token is for. A contribution
+may state the quorum that its round was directed to, so one with ``quorum=1`` closes the round early, for any of the
+`MAX_SLOTS` slots; a complete contribution moves the parameters by up to its weight, and fences lower epochs of its
+slot for good. What is refused is what no healthy island sends: see the bounds here and on the fields.
 """
 
 from __future__ import annotations
@@ -28,7 +33,9 @@ CHUNK_BYTES = 4 << 20
 VERSION_HEADER = "X-Wadiloco-Version"
 """Version of a fragment's global parameters: the number of outer steps taken on it."""
 
-Slot = Annotated[int, Field(ge=0, lt=1 << 16)]
+MAX_SLOTS = 4096
+
+Slot = Annotated[int, Field(ge=0, lt=MAX_SLOTS)]
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 
 

@@ -23,6 +23,10 @@ SEAL_KEY = "metadata_sha256"
 METADATA_KEY = "__metadata__"
 FP32_BYTES = 4
 LENGTH = struct.Struct("<Q")
+MAX_NAME_LENGTH = 1024
+MAX_DIMENSIONS = 16
+DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
+"""Types of trainable parameters."""
 ALIGNMENT = 8
 """Data starts at a multiple of this, so that a memory map of it can be read as fp32."""
 
@@ -97,16 +101,39 @@ def parse_offer(data: bytes) -> tuple[Manifest, int]:
     """Manifest, and place of the data, of an offer that begins with ``data``.
 
     Raises:
-        InputError: no manifest, or tensors that are not those of the manifest in wire order.
+        InputError: no manifest, one of no model, or tensors that are not those of the manifest in wire order.
     """
     header = parse_header(data)
     try:
         manifest = Manifest.model_validate_json(header.metadata.get(MANIFEST_KEY, ""))
     except ValidationError as exc:
         raise InputError(f"metadata holds no manifest: {exc.errors()[0]['msg']}", field="manifest") from exc
+    check_manifest(manifest)
     if header.tensors != entries(layout(manifest.tensors)):
         raise InputError("tensors are not those of the manifest in wire order, as fp32", field="manifest")
     return manifest, header.data_offset
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Refuse what can be no model: the first offer starts the run, and every other model is refused from then on.
+
+    Raises:
+        InputError: a name, a shape or a type cannot be, or there is not one element.
+    """
+    seen: set[str] = set()
+    for index, spec in enumerate(manifest.tensors):
+        where = f"manifest.tensors.{index}"
+        if not 1 <= len(spec.name) <= MAX_NAME_LENGTH or spec.name == METADATA_KEY:
+            raise InputError(f"is not a name of 1 to {MAX_NAME_LENGTH} characters", field=f"{where}.name")
+        if spec.name in seen:
+            raise InputError(f"{spec.name} occurs twice", field=f"{where}.name")
+        if len(spec.shape) > MAX_DIMENSIONS or any(size < 0 for size in spec.shape):
+            raise InputError("is not a shape", field=f"{where}.shape")
+        if spec.dtype not in DTYPES:
+            raise InputError(f"is none of {', '.join(sorted(DTYPES))}", field=f"{where}.dtype")
+        seen.add(spec.name)
+    if not any(all(spec.shape) for spec in manifest.tensors):
+        raise InputError("no tensor has an element", field="manifest.tensors", remedy="offer a model with parameters")
 
 
 def entries(tensors: Layout) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from diloco.digest import (
     verify_digest,
 )
 from diloco.errors import VersionError, VersionGoneError
-from diloco.schema import CHUNK_BYTES, VERSION_HEADER, ChunkReply, Count, InitReply, OuterState, Slot
+from diloco.schema import CHUNK_BYTES, MAX_SLOTS, VERSION_HEADER, ChunkReply, Count, InitReply, OuterState, Slot
 from diloco.synchronizer.config import SynchronizerSettings
 from diloco.synchronizer.generation import Generation
 from diloco.synchronizer.metrics import Direction, Metrics
@@ -32,7 +32,9 @@ from service.app import build_app
 from service.tasks import Background
 
 MAX_WAIT_S = 60.0
-MAX_TOKENS = 1 << 62
+MAX_TOKENS = 10**12
+"""Of one contribution: no island trains on more between two outer steps."""
+MAX_EPOCH = 1 << 62
 
 Fragment = Annotated[int, Path(ge=FRAGMENT, le=FRAGMENT)]
 """The whole model is one fragment."""
@@ -84,10 +86,10 @@ def _add_uploads(app: FastAPI, run: OuterRun) -> None:
         round: Count,  # noqa: A002  (the name in the path)
         fragment: Fragment,
         slot: Slot,
-        epoch: Annotated[int, Query(ge=0, lt=MAX_TOKENS)],
-        tokens: Annotated[int, Query(ge=1, lt=MAX_TOKENS)],
+        epoch: Annotated[int, Query(ge=0, lt=MAX_EPOCH)],
+        tokens: Annotated[int, Query(ge=1, le=MAX_TOKENS)],
         request: Request,
-        quorum: Annotated[int | None, Query(ge=1, lt=MAX_TOKENS)] = None,
+        quorum: Annotated[int | None, Query(ge=1, le=MAX_SLOTS)] = None,
         content_range: Digest = None,
         content_digest: Digest = None,
         repr_digest: Digest = None,

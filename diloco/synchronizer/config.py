@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from diloco.schema import MAX_SLOTS
 from service.settings import ServiceSettings
 
 
@@ -19,7 +20,7 @@ class SynchronizerSettings(ServiceSettings):
     """TCP port to listen on; 0 takes a free one and logs it."""
     directory: Path
     """Where the run's state lives (created if missing). A run goes on from it; a new run needs its own."""
-    quorum: int = Field(default=1, ge=1, le=1 << 16)
+    quorum: int = Field(default=1, ge=1, le=MAX_SLOTS)
     """Slots whose contributions close a round: the number of islands for synchronous DiLoCo."""
     outer_lr: float = Field(default=0.7, gt=0, le=10)
     """Learning rate of the outer Nesterov step."""

@@ -15,7 +15,7 @@ from diloco.digest import sha256
 from diloco.fragment import wire_bytes
 from diloco.synchronizer.rounds import Claim
 from diloco.synchronizer.storage import publish
-from diloco.synchronizer.upload import Chunk, Upload, part_path, require_finite
+from diloco.synchronizer.upload import Chunk, Name, Upload, part_path, require_finite, require_near
 from diloco.tensorfile import FP32_BYTES, header_bytes, sealed, unsealed
 from service.errors import InputError
 
@@ -44,6 +44,10 @@ def contribution_path(directory: Path, claim: Claim) -> Path:
     return directory / f"{PREFIX}{claim.round:012d}-{claim.slot:05d}.safetensors"
 
 
+def upload_name(claim: Claim) -> Name:
+    return Name(f"slot-{claim.slot}", claim.epoch)
+
+
 def begin_contribution(directory: Path, claim: Claim, chunk: Chunk) -> Upload:
     metadata = {
         "round": str(claim.round),
@@ -54,14 +58,20 @@ def begin_contribution(directory: Path, claim: Claim, chunk: Chunk) -> Upload:
         "sha256": chunk.digest.hex(),
     }
     header = header_bytes([(TENSOR, (chunk.total // FP32_BYTES,))], sealed(metadata))
-    return Upload(part_path(directory, f"slot-{claim.slot}"), total=chunk.total, digest=chunk.digest, header=header)
+    return Upload(part_path(directory, upload_name(claim)), total=chunk.total, digest=chunk.digest, header=header)
 
 
-def verify_contribution(upload: Upload) -> bool:
-    """Check and persist a complete contribution, still under its temporary name; True when it is good."""
+def verify_contribution(upload: Upload, base: Tensor) -> bool:
+    """Check and persist a complete contribution to parameters ``base``, still under its temporary name; True if good.
+
+    Raises:
+        InputError: it is not what was announced, not finite, or absurdly far from the base.
+    """
     upload.verify()
     with safe_open(upload.path, framework="pt") as file:
-        require_finite(file.get_tensor(TENSOR))
+        local = file.get_tensor(TENSOR)
+        require_finite(local)
+        require_near(local, base, what="the global parameters")
     return True
 
 

@@ -40,7 +40,7 @@ class Outcome:
     applied: Mapping[int, str] = field(default_factory=dict)
     """Digest (hex) of each slot's contribution: a repeat of one is not late, it is in."""
     epochs: Mapping[int, int] = field(default_factory=dict)
-    """Newest epoch seen of each slot."""
+    """Newest epoch that contributed of each slot."""
     outer_lr: float
     outer_momentum: float
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable
-from pathlib import Path
 from typing import TypeVar
 
 from diloco.synchronizer.metrics import Direction, Metrics
-from diloco.synchronizer.storage import disk_errors
-from diloco.synchronizer.upload import Chunk, Upload, Uploads
+from diloco.synchronizer.storage import Disk
+from diloco.synchronizer.upload import Chunk, Name, Upload, Uploads
 from service.errors import InputError
 
 T = TypeVar("T")
@@ -18,14 +17,14 @@ T = TypeVar("T")
 class Intake:
     """The uploads in progress. The caller sees to it that the chunks of one name come one at a time."""
 
-    def __init__(self, directory: Path, metrics: Metrics, *, limit: int) -> None:
-        self._directory = directory
+    def __init__(self, disk: Disk, metrics: Metrics, *, limit: int) -> None:
+        self._disk = disk
         self._metrics = metrics
         self._uploads = Uploads(limit=limit)
 
     async def receive(
         self,
-        name: str,
+        name: Name,
         key: Hashable,
         chunk: Chunk,
         *,
@@ -45,7 +44,9 @@ class Intake:
         if upload is None:
             if chunk.start != 0:
                 return None
-            with disk_errors(self._directory):
+            # Its file is written anew; half of that must not pass for the upload that was there before.
+            self._uploads.discard(name)
+            with self._disk.writing():
                 upload = begin()
             self._uploads.put(name, key, upload)
         try:
@@ -56,14 +57,16 @@ class Intake:
         self._metrics.bytes.labels(Direction.IN).inc(len(chunk.data))
         return upload, verified
 
-    def forget(self, name: str) -> None:
-        """The upload's file has become something else."""
-        self._uploads.forget(name)
+    def settle(self, name: Name) -> None:
+        """The upload's file has become something else; older epochs of its owner have nothing left to say."""
+        self._uploads.settle(name)
 
     def discard_all(self) -> None:
         self._uploads.discard_all()
 
     def _take(self, upload: Upload, chunk: Chunk, verify: Callable[[Upload], T]) -> T | None:
-        with disk_errors(self._directory):
+        if chunk.start != upload.received and not upload.is_complete:
+            return None  # and no success of the disk
+        with self._disk.writing():
             upload.append(chunk)
             return verify(upload) if upload.is_complete else None

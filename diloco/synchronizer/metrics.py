@@ -23,6 +23,8 @@ class Verdict(StrEnum):
     LATE = "late"
     EARLY = "early"
     FENCED = "fenced"
+    DROPPED = "dropped"
+    """Accepted, and left out of an outer step that overflowed with it."""
 
 
 class Direction(StrEnum):

@@ -11,7 +11,7 @@ from diloco.errors import ManifestError
 from diloco.fragment import first_difference, num_bytes, wire_bytes
 from diloco.schema import Manifest
 from diloco.synchronizer.storage import read_part
-from diloco.synchronizer.upload import Chunk, Upload, part_path, require_finite
+from diloco.synchronizer.upload import Chunk, Name, Upload, part_path, require_finite, require_near
 from diloco.tensorfile import FP32_BYTES, parse_offer
 from service.app import DEFAULT_MAX_BODY_BYTES
 from service.errors import InputError
@@ -45,7 +45,7 @@ def check_offer(chunk: Chunk, *, current: Manifest | None, max_bytes: int) -> No
         )
 
 
-def begin_offer(directory: Path, name: str, chunk: Chunk) -> Upload:
+def begin_offer(directory: Path, name: Name, chunk: Chunk) -> Upload:
     return Upload(part_path(directory, name), total=chunk.total, digest=chunk.digest)
 
 
@@ -58,4 +58,5 @@ def read_offer(upload: Upload) -> tuple[Manifest, Tensor]:
         file.seek(data_offset)
         file.readinto(wire_bytes(flat))
     require_finite(flat)
+    require_near(flat, torch.zeros(()).expand_as(flat), what="zero")
     return manifest, flat

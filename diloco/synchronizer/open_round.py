@@ -18,7 +18,7 @@ class OpenRound:
         self.generation = generation
         self.accepted: dict[int, Accepted] = {}
         self.epochs = dict(generation.outcome.epochs) | dict(epochs)
-        """Newest epoch seen of each slot; it outlives the round."""
+        """Newest epoch of each slot that a complete contribution carried; it outlives the round."""
         self.opened_s: float | None = None
         """Time of the first contribution, on a clock that never jumps; None while there is none."""
         self._opened_unix_s: float | None = None
@@ -61,15 +61,15 @@ class OpenRound:
         applied = self.generation.outcome.applied.get(claim.slot)
         return claim.round == self.generation.version - 1 and applied == digest.hex()
 
-    def see_epoch(self, claim: Claim) -> None:
-        """Fence every older epoch of the slot."""
-        self.epochs[claim.slot] = max(claim.epoch, self.epochs.get(claim.slot, claim.epoch))
-
     def admit(self, accepted: Accepted, *, now_s: float, unix_s: float) -> bool:
-        """Count a contribution in that came at this time; says whether it replaces an earlier one of its slot."""
-        replaces = accepted.claim.slot in self.accepted
-        self.accepted[accepted.claim.slot] = accepted
-        self.see_epoch(accepted.claim)
+        """Count a contribution in that came at this time; says whether it replaces an earlier one of its slot.
+
+        From here on, older epochs of the slot are fenced.
+        """
+        claim = accepted.claim
+        replaces = claim.slot in self.accepted
+        self.accepted[claim.slot] = accepted
+        self.epochs[claim.slot] = max(claim.epoch, self.epochs.get(claim.slot, claim.epoch))
         if self.opened_s is None or now_s < self.opened_s:
             self.opened_s, self._opened_unix_s = now_s, unix_s
         return replaces

@@ -26,6 +26,7 @@ from diloco.synchronizer.contribution import (
     accept_contribution,
     begin_contribution,
     recover_contributions,
+    upload_name,
     verify_contribution,
 )
 from diloco.synchronizer.generation import Generation, Outcome, newest_generation, prune_generations, write_generation
@@ -36,8 +37,8 @@ from diloco.synchronizer.open_round import OpenRound
 from diloco.synchronizer.published import Published
 from diloco.synchronizer.rounds import Claim, Close
 from diloco.synchronizer.step import NonFiniteStepError, Step, take_step
-from diloco.synchronizer.storage import disk_errors
-from diloco.synchronizer.upload import Chunk, Upload
+from diloco.synchronizer.storage import Disk
+from diloco.synchronizer.upload import Chunk, Name, Upload
 from service.errors import InputError, UnavailableError
 from service.tasks import wait_for_exit
 
@@ -56,19 +57,24 @@ class OuterRun:
     def __init__(
         self, settings: SynchronizerSettings, metrics: Metrics, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.problem: str | None = None
-        """Why the last outer step failed; None when it did not."""
         self.published = Published()
         self._settings = settings
         self._directory = settings.directory
+        self._disk = Disk(settings.directory)
+        self._step_problem: str | None = None
         self._metrics = metrics
         self._clock = clock
         self._outer: OuterOptimizer | None = None
         self._round: OpenRound | None = None
-        self._intake = Intake(settings.directory, metrics, limit=settings.quorum + SPARE_UPLOADS)
+        self._intake = Intake(self._disk, metrics, limit=settings.quorum + SPARE_UPLOADS)
         self._commit_lock = asyncio.Lock()
         self._offer_lock = asyncio.Lock()
         self._slot_locks: dict[int, asyncio.Lock] = {}
+
+    @property
+    def problem(self) -> str | None:
+        """Why the last outer step, or the last write, failed; None when it did not."""
+        return self._step_problem or self._disk.problem
 
     def load(self) -> None:
         """Go on from the directory: the newest intact generation, and the contributions to the round on top of it."""
@@ -104,7 +110,7 @@ class OuterRun:
                 check_offer(chunk, current=current, max_bytes=self._settings.max_contribution_bytes)
             if self._round is not None:
                 return InitReply(accepted=False, version=self._round.generation.version)
-            name = f"offer-{chunk.digest.hex()[:16]}"
+            name = Name(f"offer-{chunk.digest.hex()[:16]}")
             received = await self._intake.receive(
                 name, None, chunk, begin=lambda: begin_offer(self._directory, name, chunk), verify=read_offer
             )
@@ -131,16 +137,18 @@ class OuterRun:
                     field="Content-Range",
                     remedy="run every island with the same model",
                 )
-            open_round.see_epoch(claim)
+            base = self._require_outer().parameters
             try:
                 received = await self._intake.receive(
-                    f"slot-{claim.slot}",
+                    upload_name(claim),
                     claim,
                     chunk,
                     begin=lambda: begin_contribution(self._directory, claim, chunk),
-                    verify=verify_contribution,
+                    verify=lambda upload: verify_contribution(upload, base),
                 )
             except InputError:
+                # If the round has closed meanwhile then that is why, as its buffer may be in use for the next step.
+                self._admit(claim)
                 self._metrics.contributions.labels(Verdict.INVALID).inc()
                 raise
             if received is None or received[1] is None:
@@ -177,9 +185,9 @@ class OuterRun:
         async with self._commit_lock:
             # The round may have closed while the contribution was verified.
             open_round = self._admit(claim)
-            with disk_errors(self._directory):
+            with self._disk.writing():
                 accepted = await asyncio.to_thread(accept_contribution, self._directory, claim, upload)
-            self._intake.forget(f"slot-{claim.slot}")
+            self._intake.settle(upload_name(claim))
             replaces = open_round.admit(accepted, now_s=self._clock(), unix_s=time.time())
         self._metrics.open_contributions.set(len(open_round.accepted))
         logger.debug("contribution accepted round=%d slot=%d tokens=%d", claim.round, claim.slot, claim.tokens)
@@ -202,7 +210,7 @@ class OuterRun:
 
     async def _close_round(self, open_round: OpenRound) -> bool:
         """Take the outer step and publish it; False when it has to be tried again."""
-        assert self._outer is not None
+        outer = self._require_outer()
         async with self._commit_lock:
             began_s = self._clock()
             reason = open_round.close_reason(began_s)
@@ -211,10 +219,10 @@ class OuterRun:
             accepted, epochs = dict(open_round.accepted), dict(open_round.epochs)
             base = open_round.generation
             try:
-                step = await asyncio.to_thread(take_step, self._directory, self._outer, base, accepted, epochs)
+                step = await asyncio.to_thread(take_step, self._disk, outer, base, accepted, epochs)
             except NonFiniteStepError as exc:
                 self._metrics.rounds_discarded.inc()
-                logger.warning("round discarded slots=%s reason=%s", sorted(accepted), exc)
+                logger.warning("round discarded round=%d slots=%s reason=%s", base.version, sorted(accepted), exc)
                 open_round.clear()
             except UnavailableError as exc:
                 logger.warning("outer step failed, the round stays open reason=%s", exc)
@@ -223,15 +231,18 @@ class OuterRun:
                 logger.exception("outer step failed, the round stays open")
                 return self._failed(exc)
             else:
-                self._outer.commit()
+                outer.commit()
                 self._publish(step.generation)
-                self._report(step, reason, sorted(accepted), self._clock() - began_s)
+                self._report(step, reason, sorted(accepted.keys() - set(step.dropped)), self._clock() - began_s)
             self._metrics.open_contributions.set(0)
             await asyncio.to_thread(self._tidy, [a.path for a in accepted.values()])
         return True
 
     def _report(self, step: Step, reason: Close, slots: list[int], seconds: float) -> None:
-        self.problem = None
+        self._step_problem = None
+        self._metrics.contributions.labels(Verdict.DROPPED).inc(len(step.dropped))
+        if step.dropped:
+            logger.warning("outer step overflowed, contributions left out slots=%s", step.dropped)
         self._metrics.rounds.labels(reason).inc()
         self._metrics.step_seconds.observe(seconds)
         self._metrics.pseudo_gradient_norm.labels(FRAGMENT).set(step.pseudo_gradient_norm)
@@ -247,7 +258,7 @@ class OuterRun:
 
     def _failed(self, exc: Exception) -> bool:
         self._metrics.step_failures.inc()
-        self.problem = f"outer step failed: {exc}"
+        self._step_problem = f"outer step failed: {exc}"
         return False
 
     def _publish(self, generation: Generation) -> OpenRound:
@@ -273,7 +284,7 @@ class OuterRun:
 
         def write() -> tuple[Generation, Tensor]:
             momentum = torch.zeros_like(parameters)
-            with disk_errors(self._directory):
+            with self._disk.writing():
                 generation = write_generation(self._directory, 0, manifest, parameters, momentum, outcome=outcome)
             return generation, momentum
 
@@ -291,6 +302,10 @@ class OuterRun:
             before, now = getattr(outcome, name), getattr(self._settings, name)
             if before != now:
                 logger.warning("setting changed within a run, new value from now on %s=%r before=%r", name, now, before)
+
+    def _require_outer(self) -> OuterOptimizer:
+        assert self._outer is not None, "there is a round only on top of parameters"
+        return self._outer
 
     def _require_round(self) -> OpenRound:
         if self._round is None:

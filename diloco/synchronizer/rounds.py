@@ -14,7 +14,7 @@ class Refusal(StrEnum):
     EARLY = "early"
     """Its round has not opened: the island is ahead of a synchronizer that went back to an older generation."""
     FENCED = "fenced"
-    """A newer epoch of the slot has been seen."""
+    """A newer epoch of the slot has contributed."""
 
 
 class Close(StrEnum):

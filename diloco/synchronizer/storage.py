@@ -46,17 +46,30 @@ def owned(directory: Path) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def disk_errors(directory: Path) -> Iterator[None]:
-    """Report a failing disk as a state that may pass: the caller keeps what it has and tries again."""
-    try:
-        yield
-    except OSError as exc:
-        raise UnavailableError(
-            f"cannot write to {directory}: {exc.strerror or exc}",
-            field="directory",
-            remedy="free space or repair the disk; nothing accepted is lost and it is tried again",
-        ) from exc
+class Disk:
+    """The state directory as something that may fail, and be well again."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.problem: str | None = None
+        """Why the last write failed; None when it did not."""
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Report a failing disk as a state that may pass: the caller keeps what it has and tries again."""
+        try:
+            yield
+        except OSError as exc:
+            reason = f"cannot write to {self.directory}: {exc.strerror or exc}"
+            # A single file is missing where its upload was discarded meanwhile: that is not the disk.
+            if not isinstance(exc, FileNotFoundError) or not self.directory.is_dir():
+                self.problem = reason
+            raise UnavailableError(
+                reason,
+                field="directory",
+                remedy="free space or repair the disk; nothing accepted is lost and it is tried again",
+            ) from exc
+        self.problem = None
 
 
 def write_durably(path: Path, pieces: Iterable[bytes | memoryview]) -> None:

@@ -6,10 +6,12 @@ A chunk that could not be written does not count as received and may be sent aga
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +21,23 @@ from service.errors import InputError
 
 FINITE_BLOCK = 1 << 20
 """Elements checked at once: the check's temporary memory stays at 1 MiB, whatever the model."""
+
+
+MAX_DISTANCE = 1e18
+"""Largest L2 distance of parameters from the global ones. Its square, and 300 times that, is finite in fp32: so are the
+pseudo-gradient (a mean cannot be longer than the longest), its norm here and on the islands, and 1e20 steps of it."""
+OWNER_LIMIT = 2
+"""Uploads in progress of one owner: the epoch that is going and the one that may take over."""
+
+
+class Name(NamedTuple):
+    """What an upload is called: who sends it, and under which epoch.
+
+    Epochs have uploads of their own: one that is not complete may come from anybody, and must not cost the owner his.
+    """
+
+    owner: str
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +95,13 @@ class Upload:
 
 
 class Uploads:
-    """The uploads in progress, one per name; beyond the limit a new one takes the place of the one idle for longest."""
+    """The uploads in progress, one per name; beyond a limit a new one takes the place of the one idle for longest."""
 
     def __init__(self, *, limit: int) -> None:
         self._limit = limit
-        self._by_name: dict[str, tuple[Hashable, Upload]] = {}
+        self._by_name: dict[Name, tuple[Hashable, Upload]] = {}
 
-    def find(self, name: str, key: Hashable) -> Upload | None:
+    def find(self, name: Name, key: Hashable) -> Upload | None:
         """The upload of that name if it is still about the same thing."""
         entry = self._by_name.pop(name, None)
         if entry is None:
@@ -90,29 +109,37 @@ class Uploads:
         self._by_name[name] = entry  # to the end: most recently used
         return entry[1] if entry[0] == key else None
 
-    def put(self, name: str, key: Hashable, upload: Upload) -> None:
+    def put(self, name: Name, key: Hashable, upload: Upload) -> None:
         self._by_name.pop(name, None)
         self._by_name[name] = (key, upload)
+        for idle in self._of(name.owner)[:-OWNER_LIMIT]:
+            self.discard(idle)
         while len(self._by_name) > self._limit:
             self.discard(next(iter(self._by_name)))
 
-    def discard(self, name: str) -> None:
+    def discard(self, name: Name) -> None:
         """Forget an upload and remove its file."""
         entry = self._by_name.pop(name, None)
         if entry is not None:
             entry[1].discard()
 
-    def forget(self, name: str) -> None:
-        """Forget an upload whose file has become something else."""
+    def settle(self, name: Name) -> None:
+        """Forget an upload whose file has become something else, and discard those of the owner's older epochs."""
         self._by_name.pop(name, None)
+        for other in self._of(name.owner):
+            if other.epoch < name.epoch:
+                self.discard(other)
 
     def discard_all(self) -> None:
         for name in list(self._by_name):
             self.discard(name)
 
+    def _of(self, owner: str) -> list[Name]:
+        return [name for name in self._by_name if name.owner == owner]
 
-def part_path(directory: Path, name: str) -> Path:
-    return directory / f"upload-{name}{PART_SUFFIX}"
+
+def part_path(directory: Path, name: Name) -> Path:
+    return directory / f"upload-{name.owner}-{name.epoch}{PART_SUFFIX}"
 
 
 def require_finite(flat: Tensor) -> None:
@@ -121,3 +148,24 @@ def require_finite(flat: Tensor) -> None:
         if not finite.all():
             index = number * FINITE_BLOCK + int(torch.argmin(finite.to(torch.uint8)))
             raise InputError(f"element {index} is NaN or infinite", field="body", remedy="skip this round")
+
+
+def require_near(flat: Tensor, base: Tensor, *, what: str) -> None:
+    """Refuse a vector farther than `MAX_DISTANCE` from ``base``, which the error calls ``what``.
+
+    Raises:
+        InputError: it is, or the distance overflows.
+    """
+    distance = distance_between(flat, base)
+    if not distance <= MAX_DISTANCE:
+        raise InputError(
+            f"is {distance:.3g} away from {what}, at most {MAX_DISTANCE:g} is accepted",
+            field="body",
+            remedy="look for what made the training diverge",
+        )
+
+
+def distance_between(a: Tensor, b: Tensor) -> float:
+    """L2 norm of the difference, in fp32 within a block; infinity or NaN when it overflows."""
+    blocks = zip(torch.split(a, FINITE_BLOCK), torch.split(b, FINITE_BLOCK), strict=True)
+    return math.hypot(*(float(torch.linalg.vector_norm(left - right)) for left, right in blocks))

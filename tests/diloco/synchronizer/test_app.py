@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from diloco.digest import ByteRange, format_content_range, format_digest, sha256
 from diloco.fragment import wire_bytes
 from diloco.outer import Contribution, OuterOptimizer
 from diloco.schema import VERSION_HEADER, Manifest, RoundState, TensorSpec
+from diloco.synchronizer.generation import newest_generation
 from diloco.tensorfile import offer_header
 from diloco.transport import SynchronizerClient
 from service.app import DEFAULT_MAX_BODY_BYTES
@@ -36,6 +38,10 @@ def vector(seed: int) -> Tensor:
 
 def soon() -> float:
     return time.time() + 20
+
+
+def manifest(*tensors: tuple[str, tuple[int, ...]], dtype: str = "float32") -> Manifest:
+    return Manifest(tensors=tuple(TensorSpec(name=name, shape=shape, dtype=dtype) for name, shape in tensors))
 
 
 class Raw:
@@ -125,7 +131,10 @@ def wait_version(raw: Raw, after: int) -> int:
         ({"tokens": 0}, 422, "query.tokens"),
         ({"tokens": "many"}, 422, "query.tokens"),
         ({"epoch": -1}, 422, "query.epoch"),
-        ({"slot": 1 << 16}, 422, "path.slot"),
+        ({"tokens": 10**12 + 1}, 422, "query.tokens"),
+        ({"epoch": 1 << 62}, 422, "query.epoch"),
+        ({"quorum": 0}, 422, "query.quorum"),
+        ({"slot": 4096}, 422, "path.slot"),
         ({"round_number": -1}, 422, "path.round"),
         ({"round_number": 1}, 409, "round"),
     ],
@@ -261,6 +270,14 @@ def test_another_fragment_does_not_exist(start: Callable[..., Raw]) -> None:
         (offer_header(MANIFEST) + bytes(NUM_BYTES + 4), "manifest"),
         (offer_header(MANIFEST).replace(b'"F32"', b'"F16"') + bytes(NUM_BYTES), "manifest"),
         (offer_header(MANIFEST) + b"\xff" * NUM_BYTES, "body"),
+        (offer_header(MANIFEST) + np.full(SIZE, 3e38, np.float32).tobytes(), "body"),
+        (offer_header(manifest(("a", (0,)))), "manifest.tensors"),
+        (offer_header(manifest(("a", (0,)), ("b", (4, 0)))), "manifest.tensors"),
+        (offer_header(manifest(("a", (SIZE,)), ("a", (SIZE,)))) + bytes(NUM_BYTES), "manifest.tensors.1.name"),
+        (offer_header(manifest(("", (SIZE,)))) + bytes(NUM_BYTES), "manifest.tensors.0.name"),
+        (offer_header(manifest(("a", (-1, -SIZE)))) + bytes(NUM_BYTES), "manifest.tensors.0.shape"),
+        (offer_header(manifest(("a", (1,) * 99))) + bytes(4), "manifest.tensors.0.shape"),
+        (offer_header(manifest(("a", (SIZE,)), dtype="int3")) + bytes(NUM_BYTES), "manifest.tensors.0.dtype"),
     ],
 )
 def test_a_wrong_offer_is_refused_and_the_next_one_starts_the_run(
@@ -302,16 +319,57 @@ def test_abandoned_uploads_do_not_pile_up(start: Callable[..., Raw], tmp_path: P
     assert list(tmp_path.glob("contribution-*")) == []
 
 
-def test_a_step_that_overflows_is_discarded_and_training_goes_on(start: Callable[..., Raw]) -> None:
-    raw = start(outer_lr=1.0, outer_momentum=0.0)
-    huge = torch.full((SIZE,), 3e38)
-    raw.chunk(bytes(wire_bytes(huge)))
+@pytest.mark.parametrize("value", [3e38, -3e38, 1e20, 2e17, float("nan"), float("-inf")])
+def test_an_absurd_contribution_is_refused_and_the_honest_ones_make_the_step(
+    start: Callable[..., Raw], value: float
+) -> None:
+    raw = start(quorum=2, outer_lr=1.0, outer_momentum=0.0)
+    raw.chunk(body(1), slot=0)
+    before = raw.open_round()
+    answer = raw.chunk(bytes(wire_bytes(torch.full((SIZE,), value))), slot=1)
+    assert (answer.status_code, answer.json()["field"]) == (422, "body")
+    assert raw.open_round() == before
+    raw.chunk(body(1), slot=1)
     assert wait_version(raw, 0) == 1
-    raw.chunk(bytes(wire_bytes(-huge)), round_number=1)
-    assert raw.http.head("/v1/fragments/0", params={"after_version": 1, "wait_s": 0.3}).status_code == 204
-    assert raw.metric("wadiloco_synchronizer_rounds_discarded_total") == 1
-    raw.chunk(body(1), round_number=1)
-    assert wait_version(raw, 1) == 2
+    assert raw.http.get("/v1/fragments/0").content == body(1)
+
+
+def test_an_unfinished_upload_fences_nobody_and_leaves_the_uploads_of_other_epochs(
+    start: Callable[..., Raw], tmp_path: Path
+) -> None:
+    raw = start(outer_lr=1.0, outer_momentum=0.0)
+    raw.chunk(body(1), stop=100)
+    raw.chunk(body(9), stop=100, epoch=1 << 61)
+    assert raw.chunk(body(1), start=100).json()["complete"]
+    assert wait_version(raw, 0) == 1
+    assert raw.http.get("/v1/fragments/0").content == body(1)
+    assert raw.chunk(body(2), round_number=1).json()["complete"]
+    generation = newest_generation(tmp_path)
+    assert generation is not None
+    assert generation[0].outcome.epochs == {0: 1}
+
+
+def test_an_invalid_contribution_fences_nobody(start: Callable[..., Raw]) -> None:
+    raw = start()
+    for data in (bytes(wire_bytes(torch.full((SIZE,), torch.nan))), b"\xff" * NUM_BYTES):
+        assert raw.chunk(data, epoch=1 << 61).status_code == 422
+    assert raw.chunk(body(9), epoch=1 << 61, headers={"Repr-Digest": format_digest(sha256(b"x"))}).status_code == 422
+    assert raw.chunk(body(1)).json()["complete"]
+
+
+def test_a_complete_contribution_fences_older_epochs_of_its_slot_and_drops_their_uploads(
+    start: Callable[..., Raw], tmp_path: Path
+) -> None:
+    raw = start(quorum=2)
+    raw.chunk(body(1), stop=100, epoch=3)
+    raw.chunk(body(2), epoch=4)
+    assert list(tmp_path.glob("*.part")) == []
+    zombie = raw.chunk(body(1), start=100, epoch=3)
+    assert (zombie.status_code, zombie.json()["error"]) == (409, "FencedError")
+    assert raw.chunk(body(3), slot=1, epoch=3).json()["complete"]
+    assert wait_version(raw, 0) == 1
+    zombie = raw.chunk(body(1), epoch=3, round_number=1)
+    assert (zombie.status_code, zombie.json()["field"]) == (409, "epoch")
 
 
 def test_many_clients_at_once_close_each_round_once(start: Callable[..., Raw]) -> None:
