@@ -74,7 +74,9 @@ def usage() -> str:
     width = max(len(name) for name in COMMANDS)
     lines = (f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
     return (
-        "usage: wadiloco COMMAND [options]\n\n" + "\n".join(lines) + "\n\nwadiloco COMMAND --help tells its options.\n"
+        "usage: wadiloco COMMAND [options]\n\n"
+        + "\n".join(lines)
+        + "\n\nwadiloco COMMAND --help tells its options. Each also takes --config FILE (TOML) and --print-config.\n"
     )
 
 

@@ -86,7 +86,10 @@ def _add_fleet_routes(router: APIRouter, controller: Controller) -> None:
 
     @router.get("/decisions", tags=["views"], summary="Journalled decisions with all their terms, oldest first")
     async def get_decisions(
-        since: Annotated[int, Query(ge=0, le=MAX_NUMBER, description="Only decisions with a higher id.")] = 0,
+        since: Annotated[
+            int | None,
+            Query(ge=0, le=MAX_NUMBER, description="Only decisions with a higher id; without it the newest ones."),
+        ] = None,
         limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     ) -> DecisionPage:
         return await controller.decisions(since=since, limit=limit)

@@ -46,7 +46,7 @@ class ReplaySettings(Settings):
     rate_scale: float = Field(default=1.0, gt=0)
     """Divide the trace's time axis by this: 2 doubles the request rate and keeps the shape of bursts."""
     start_s: float = Field(default=0.0, ge=0)
-    """Where the slice of seed 0 begins, in replay seconds; seed k begins k durations later (wraps round)."""
+    """Where the slice of seed 0 begins, in replay seconds; seed k begins k durations later."""
     duration_s: float = Field(default=60.0, gt=0)
     """Length of the slice, in replay seconds."""
     policies: CommaSeparated = ("no_sync", "random_deferral", "wa_diloco")
@@ -71,9 +71,9 @@ class ReplaySettings(Settings):
     api_key: SecretStr | None = None
     """API key of the servers."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)
-    """Prompts of the trace are scaled down to this (default: half of the server's context, at most 128)."""
+    """Prompts of the trace are scaled down to this (default: half of the context; 128 on servers started here)."""
     max_output_tokens: int | None = Field(default=None, ge=1)
-    """Answers of the trace are scaled down to this (default: a quarter of the server's context, at most 32)."""
+    """Answers of the trace are scaled down to this (default: a quarter of the context; 32 on servers started here)."""
     request_timeout_s: float = Field(default=30.0, gt=0)
     """A request that has not ended by then has failed."""
 
@@ -129,7 +129,8 @@ class ReplaySettings(Settings):
                 raise ValueError(f"policy_params: {key!r} is not POLICY.PARAM with a policy of {', '.join(POLICIES)}")
         if self.min_h > self.max_h:
             raise ValueError(f"min_h {self.min_h} is above max_h {self.max_h}: lower one or raise the other")
-        if not self.no_train and self.outer_syncs > 1 and (self.outer_syncs - 1) * self.min_gap_s >= self.duration_s:
+        spends = not self.no_train and any(policy != "no_sync" for policy in self.policies)
+        if spends and self.outer_syncs > 1 and (self.outer_syncs - 1) * self.min_gap_s >= self.duration_s:
             raise ValueError(
                 f"outer_syncs {self.outer_syncs} with min_gap_s {self.min_gap_s:g} do not fit into duration_s "
                 f"{self.duration_s:g}: lower one of the first two or raise the last"

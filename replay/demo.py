@@ -48,8 +48,9 @@ def main(argv: Sequence[str]) -> int:
 
 def set_aside(out: Path, console: Console) -> None:
     """Keep the results of an earlier demo under another name."""
-    if not (out / SUMMARY).exists() and not (out / RUNS).exists():
+    if not (out / SUMMARY).exists() and not any((out / RUNS).glob("*-seed*")):
         return
+    out = out.resolve()
     kept = next(path for number in itertools.count(1) if not (path := out.with_name(f"{out.name}-{number}")).exists())
     try:
         out.rename(kept)

@@ -51,12 +51,12 @@ class RunSpec:
 
 
 def plan_runs(settings: ReplaySettings) -> list[RunSpec]:
-    """Every run, policies interleaved within a seed: what drifts on the machine then hits all of them alike."""
+    """Every run, in an order that rotates with the seed: what drifts on the machine then hits all policies alike."""
     policies = (NO_TRAINING,) if settings.no_train else settings.policies
     return [
         RunSpec(policy, seed, draw)
         for seed in range(settings.seeds)
-        for policy in policies
+        for policy in (*policies[seed % len(policies) :], *policies[: seed % len(policies)])
         for draw in range(settings.draws if policy == DRAWING_POLICY else 1)
     ]
 
@@ -252,9 +252,10 @@ class _Watch:
         deadline = time.monotonic() + SETTLE_S
         while True:
             rounds = await asyncio.to_thread(self._fleet.rounds)
-            await self._look("finishing the last sync")
             if all(record.closed for record in rounds) or time.monotonic() > deadline:
+                await self._look("done")
                 return rounds
+            await self._look("finishing the last sync")
             await asyncio.sleep(OBSERVE_PERIOD_S)
 
     def _check_servers(self, infos: tuple[ServerInfo, ...]) -> None:

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from replay.caveats import caveats
 from replay.config import ReplaySettings
 from replay.experiment import plan_runs
 from replay.progress import ProgressView
-from replay.report import render_table
-from replay.session import REPORT, SUMMARY, TIMELINE, run_session
+from replay.report import SYNC_EXCESS, render_table
+from replay.session import REPORT, SUMMARY, TIMELINE, announce, run_session
 from replay.summary import Summary
 from service.log import configure_logging
 from service.settings import load_settings
@@ -30,12 +31,18 @@ def main(argv: Sequence[str]) -> int:
 
 def run(settings: ReplaySettings, console: Console) -> Summary:
     """Run the session; SIGINT and SIGTERM end it, and every process that it started, with one message."""
+    console.print(announce(settings), highlight=False)
     with ProgressView(console, len(plan_runs(settings))) as view:
         return asyncio.run(_until_signal(settings, view))
 
 
 def show(summary: Summary, settings: ReplaySettings, console: Console) -> None:
+    """The table, what it does not prove, and where the rest is."""
     console.print(render_table(summary))
+    console.print(f"Sync excess: {SYNC_EXCESS}.", highlight=False)
+    for caveat in caveats(summary):
+        console.print(f"- {caveat}", highlight=False)
+    console.print()
     for name in (SUMMARY, REPORT, TIMELINE):
         console.print(f"  {settings.out / name}", highlight=False)
 

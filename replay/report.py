@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from rich import box
 from rich.table import Table
 
+from replay.caveats import MIN_SEEDS, caveats, count
 from replay.stats import metric_value
-from replay.summary import Comparison, Run, Summary
+from replay.summary import Comparison, Experiment, Run, Summary
 
-MIN_SEEDS = 5
-"""Below this no significance is claimed: even a perfect separation of 4 seeds has p = 0.125."""
 ALPHA = 0.05
 INTERVAL_NOTE = (
     "Differences are paired over seeds; p is that of the exact sign-flip test, and the reading follows it alone. The "
     "interval is a percentile bootstrap, which is too narrow with few seeds (it covers about 84 % with 5, 89 % with 8)."
+)
+SYNC_EXCESS = (
+    "share of all requests that violated the objective beyond the rate among requests that met no sync (negative: "
+    "those that met one did better, by chance or because syncs were placed well)"
 )
 UNKNOWN = "-"
 
@@ -56,7 +59,7 @@ def render_table(summary: Summary) -> Table:
     num_failed = sum(sum(run.failed_requests.values()) for run in summary.runs)
     table = Table(
         title=f"{summary.trace}: SLO {_slo(summary)}",
-        caption=f"{_count(num_failed, 'request')} failed (counted as violations)" if num_failed else None,
+        caption=f"{count(num_failed, 'request')} failed (counted as violations)" if num_failed else None,
         title_justify="left",
         caption_justify="left",
         header_style="bold",
@@ -79,41 +82,12 @@ def table_rows(summary: Summary, columns: Sequence[Column]) -> list[list[str]]:
     return [[column.cell(runs) for column in columns] for runs in by_policy.values()]
 
 
-def caveats(summary: Summary) -> list[str]:
-    """What a careful reader must know before believing a difference."""
-    num_seeds = len({run.seed for run in summary.runs})
-    found = []
-    if num_seeds < MIN_SEEDS:
-        found.append(
-            f"{_count(num_seeds, 'seed')}: differences between policies are not claimed to be significant "
-            f"(that takes {MIN_SEEDS} seeds or more). Read them as one observation."
-        )
-    num_draws = len({run.draw for run in summary.runs if run.policy == "random_deferral"})
-    if num_draws and num_draws < MIN_SEEDS:
-        found.append(f"random_deferral had {_count(num_draws, 'draw')} per seed; its mean needs {MIN_SEEDS} or more.")
-    syncs = {run.outer_syncs for run in summary.runs if run.policy != "no_sync"}
-    if len(syncs) > 1:
-        found.append(
-            f"The runs spent different numbers of outer syncs ({min(syncs)} to {max(syncs)}), so their violation "
-            "rates are not a fair comparison of when to sync."
-        )
-    late_ms = max((run.loadgen_late_p99_ms or 0.0 for run in summary.runs), default=0.0)
-    if late_ms > summary.slo.threshold_ms / 10:
-        found.append(
-            f"The load generator itself was up to {late_ms:.0f} ms late (p99), over a tenth of the threshold: the "
-            "machine was too busy to measure on."
-        )
-    if any(run.failed_requests for run in summary.runs):
-        found.append("Failed requests count as violations, and their latencies are in no percentile.")
-    if any(run.mode == "sim" for run in summary.runs):
-        found.append("Simulated runs are estimates from a fitted service model, not measurements.")
-    return [*found, "Latencies hold for this machine and this model only; compare policies within one table."]
-
-
 def _setting(summary: Summary) -> str:
     budget = summary.budget
-    syncs = "no limit" if budget.outer_syncs is None else _count(budget.outer_syncs, "outer sync")
-    lines = [f"SLO: {_slo(summary)}.", f"Sync budget: {syncs}, at least {budget.min_gap_s:g} s apart."]
+    syncs = "no limit" if budget.outer_syncs is None else count(budget.outer_syncs, "outer sync")
+    lines = [f"SLO: {_slo(summary)}."]
+    if any(run.policy not in {"no_sync", "no_training"} for run in summary.runs):
+        lines.append(f"Sync budget: {syncs}, at least {budget.min_gap_s:g} s apart.")
     if summary.generated_at:
         lines.append(f"Made {summary.generated_at}.")
     return " ".join(lines)
@@ -122,9 +96,12 @@ def _setting(summary: Summary) -> str:
 def _legend(summary: Summary) -> str:
     return (
         "Where a policy ran several times, figures are means over its runs (of the runs' percentiles too), with the "
-        "lowest and highest in brackets. *Sync excess*: share of all requests that violated the objective beyond the "
-        "rate among requests that met no sync. *Late*: how much after its planned time the load generator sent a "
-        f"request (p99, worst run). Violations are requests over {summary.slo.threshold_ms:g} ms and failed ones."
+        "lowest and highest in brackets; requests and failures are sums. "
+        f"Violations are requests over {summary.slo.threshold_ms:g} ms and failed ones. Latencies count from the "
+        "moment at which a request was sent; *late* is how long after its planned time that was (p99, worst run). "
+        "*ITL*: gaps between the arrivals of tokens at the client, 0 where several came in one read. *Sync excess*: "
+        f"{SYNC_EXCESS}. *In sync*: seconds in outer syncs, added over the islands. *Inner steps*, *tokens trained*: "
+        "of all islands within the slice. *Loss*: training loss, mean over the islands, at the start and at the end."
     )
 
 
@@ -137,17 +114,16 @@ def _comparisons(summary: Summary) -> str:
 
 
 def _comparison_row(found: Comparison) -> list[str]:
-    low, high = found.ci95
     is_share = found.metric.endswith("_rate")
     show = _points if is_share else _signed
-    interval = f"{show(low)} to {show(high)}" if found.n > 1 else UNKNOWN
-    p_value = f"{found.p_value:.3g}" if found.n > 1 else UNKNOWN
+    interval = UNKNOWN if found.ci95 is None else f"{show(found.ci95[0])} to {show(found.ci95[1])}"
+    p_value = UNKNOWN if found.p_value is None else f"{found.p_value:.3g}"
     return [found.a, found.b, found.metric, show(found.mean_diff), interval, p_value, str(found.n), reading(found)]
 
 
 def reading(found: Comparison) -> str:
     """A comparison in words, never stronger than its data."""
-    if found.n < MIN_SEEDS:
+    if found.n < MIN_SEEDS or found.p_value is None:
         return "too few seeds to tell"
     if found.p_value >= ALPHA:
         return "no difference shown"
@@ -172,7 +148,7 @@ def _replayed(summary: Summary) -> str:
         part = summary.slice
         lines.append(
             f"Slice: {part.duration_s:g} s from {part.start_s:g} s of {summary.trace} ({part.format}) at "
-            f"{part.rate_scale:g} times its rate: {_count(part.num_requests, 'request')}, mean "
+            f"{part.rate_scale:g} times its rate: {count(part.num_requests, 'request')}, mean "
             f"{part.mean_rate_per_s:.2f}/s, peak {part.peak_rate_per_s:.0f}/s, variance/mean of the counts per second "
             f"{part.variance_to_mean:.1f} (1 is Poisson), {part.empty_frac:.0%} of the seconds empty."
         )
@@ -185,15 +161,29 @@ def _replayed(summary: Summary) -> str:
             f"({scaling.output_clipped_frac:.1%} cut), mean {scaling.output_tokens_mean:.0f}. Prompts are random "
             "tokens, different in each request, so that no prefix cache helps."
         )
+    if summary.experiment is not None:
+        lines += _experiment(summary.experiment)
     if summary.machine is not None:
         lines.append(f"Machine: {_machine(summary)}.")
     return _bullets(lines)
 
 
+def _experiment(experiment: Experiment) -> list[str]:
+    servers = "; ".join(
+        f"{server.url} serves {server.model} ({server.max_model_len} tokens of context, "
+        f"vLLM {server.vllm_version or 'of unknown version'}), {count(server.requests, 'request')}"
+        for server in experiment.servers
+    )
+    return [
+        f"Servers: {servers}. {count(experiment.islands, 'training island')}.",
+        f"Command (wadiloco {experiment.wadiloco_version}): `{experiment.command}`. All settings are in summary.json.",
+    ]
+
+
 def _machine(summary: Summary) -> str:
     machine = summary.machine
     assert machine is not None
-    parts = [_count(machine.cpu_count, "CPU core")]
+    parts = [count(machine.cpu_count, "CPU core")]
     if machine.cpu_model:
         parts[0] += f" ({machine.cpu_model})"
     if machine.memory_bytes:
@@ -220,10 +210,6 @@ def _markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str
 
 def _bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _points(share: float) -> str:

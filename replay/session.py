@@ -6,10 +6,15 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import shlex
+import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+
+import httpx
 
 from replay.config import ReplaySettings
 from replay.experiment import RUNS, RunOutcome, RunSpec, Workload, plan_runs, run_once
@@ -21,10 +26,11 @@ from replay.report import render_markdown
 from replay.scaling import LengthScaling, length_limits, plan_requests
 from replay.stats import gap_closed
 from replay.summarize import compare_all, this_machine
-from replay.summary import Budget, Scaling, SloSpec, Summary, TraceSlice, write_json
+from replay.summary import Budget, Experiment, Scaling, ServerSummary, SloSpec, Summary, TraceSlice, write_json
 from replay.timeline import draw_timeline
 from replay.traces import Trace, burstiness, read_trace, slice_trace
 from replay.vllm_server import START_DEADLINE_S, LocalVllm, cores_for, start_vllm
+from service.app import package_version
 from service.errors import ConfigError, ConflictError, InputError, UnavailableError
 from sidecar.slo import parse_slo
 
@@ -32,9 +38,12 @@ SUMMARY = "summary.json"
 REPORT = "report.md"
 TIMELINE = "timeline.png"
 WARMUP_REQUESTS = 6
-DEFAULT_MAX_PROMPT_TOKENS = 128
-DEFAULT_MAX_OUTPUT_TOKENS = 32
+LOCAL_MAX_PROMPT_TOKENS = 128
+LOCAL_MAX_OUTPUT_TOKENS = 32
 """A CPU server answers 32 tokens in 60 to 100 ms; longer answers would make every burst overlap the next."""
+VERSION_TIMEOUT_S = 5.0
+SETUP_S = 12.0
+"""Typical time per run to start and stop its training fleet, for the announcement of the whole length."""
 
 
 async def run_session(settings: ReplaySettings, view: ProgressView) -> Summary:
@@ -156,10 +165,12 @@ async def _all_runs(
     view: ProgressView,
 ) -> Summary:
     outcomes: list[RunOutcome] = []
+    requests: Counter[int] = Counter()
     summary: Summary | None = None
     try:
         for number, spec in enumerate(plan_runs(settings)):
             workload, scaling = _workload(settings, slices[spec.seed], infos, seed=_prompt_seed(spec, number))
+            requests.update(request.server_index for request in workload.requests)
             outcomes.append(
                 await run_once(
                     spec,
@@ -171,7 +182,9 @@ async def _all_runs(
                     on_progress=view.show,
                 )
             )
-            summary = summarize(settings, slices[0], scaling, outcomes)
+            summary = summarize(settings, slices[0], scaling, outcomes).model_copy(
+                update={"experiment": await describe(settings, infos, requests=requests, islands=len(servers))}
+            )
             write_json(summary, settings.out / SUMMARY)
     finally:
         # Also after an interrupt or a failure: the runs that were completed are worth their report.
@@ -187,14 +200,26 @@ def _prompt_seed(spec: RunSpec, number: int) -> int:
     return 1_000_003 * spec.seed + number
 
 
+def default_limit(settings: ReplaySettings, of_context: int, on_own_servers: int) -> int:
+    return max(1, of_context if settings.server else min(of_context, on_own_servers))
+
+
+def announce(settings: ReplaySettings) -> str:
+    """How many runs there will be, and how long they take."""
+    runs = len(plan_runs(settings))
+    setup_s = 0.0 if settings.no_train else SETUP_S
+    minutes = runs * (settings.duration_s + setup_s) / 60
+    return f"{runs} runs of {settings.duration_s:g} s, about {max(1, round(minutes))} min"
+
+
 def _workload(
     settings: ReplaySettings, trace: Trace, infos: tuple[ServerInfo, ...], *, seed: int
 ) -> tuple[Workload, LengthScaling]:
     context = min(info.max_model_len for info in infos)
     limits = length_limits(
         context,
-        max_prompt_tokens=settings.max_prompt_tokens or min(context // 2, DEFAULT_MAX_PROMPT_TOKENS),
-        max_output_tokens=settings.max_output_tokens or min(context // 4, DEFAULT_MAX_OUTPUT_TOKENS),
+        max_prompt_tokens=settings.max_prompt_tokens or default_limit(settings, context // 2, LOCAL_MAX_PROMPT_TOKENS),
+        max_output_tokens=settings.max_output_tokens or default_limit(settings, context // 4, LOCAL_MAX_OUTPUT_TOKENS),
     )
     requests, scaling = plan_requests(trace, limits=limits, num_servers=len(infos), seed=seed)
     return Workload(tuple(requests), settings.duration_s), scaling
@@ -228,6 +253,38 @@ def summarize(settings: ReplaySettings, trace: Trace, scaling: LengthScaling, ou
         generated_at=datetime.now(UTC).isoformat(timespec="seconds"),
         timeline=TIMELINE,
     )
+
+
+async def describe(
+    settings: ReplaySettings, infos: tuple[ServerInfo, ...], *, requests: Mapping[int, int], islands: int
+) -> Experiment:
+    """What ran, for whoever wants to run it again."""
+    versions = [await vllm_version(info.url) for info in infos]
+    return Experiment(
+        wadiloco_version=package_version(),
+        command=shlex.join(["wadiloco", *sys.argv[1:]]),
+        settings=settings.model_dump(mode="json", exclude={"api_key"}),
+        servers=[
+            ServerSummary(
+                url=info.url,
+                model=info.model,
+                max_model_len=info.max_model_len,
+                vllm_version=version,
+                requests=requests.get(index, 0),
+            )
+            for index, (info, version) in enumerate(zip(infos, versions, strict=True))
+        ],
+        islands=0 if settings.no_train else settings.islands or islands,
+    )
+
+
+async def vllm_version(url: str) -> str | None:
+    """What ``GET /version`` says; None when the server does not tell."""
+    try:
+        async with httpx.AsyncClient(timeout=VERSION_TIMEOUT_S, trust_env=False) as client:
+            return str((await client.get(f"{url}/version")).json()["version"])
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return None
 
 
 def write_report(summary: Summary, outcomes: list[RunOutcome], settings: ReplaySettings) -> None:

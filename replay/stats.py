@@ -101,8 +101,8 @@ def compare(runs: Sequence[Run], *, a: str, b: str, metric: str = "violation_rat
         b=b,
         metric=metric,
         mean_diff=sum(differences) / len(differences),
-        ci95=bootstrap_ci95(differences, seed=seed),
-        p_value=sign_flip_p_value(differences, seed=seed),
+        ci95=bootstrap_ci95(differences, seed=seed) if len(differences) > 1 else None,
+        p_value=sign_flip_p_value(differences, seed=seed) if len(differences) > 1 else None,
         n=len(differences),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -67,6 +67,27 @@ class Machine(_Part):
     python: str
 
 
+class ServerSummary(_Part):
+    """One server that was replayed against."""
+
+    url: str
+    model: str
+    max_model_len: int
+    vllm_version: str | None = None
+    requests: int
+    """Over all runs."""
+
+
+class Experiment(_Part):
+    """What ran, for whoever wants to run it again."""
+
+    wadiloco_version: str
+    command: str
+    settings: dict[str, Any]
+    servers: list[ServerSummary]
+    islands: int
+
+
 class Run(_Part):
     """One policy on one seed and draw."""
 
@@ -105,8 +126,9 @@ class Comparison(_Part):
     b: str
     metric: str
     mean_diff: float
-    ci95: tuple[float, float]
-    p_value: float
+    ci95: tuple[float, float] | None
+    """None from a single seed, which has no spread."""
+    p_value: float | None
     n: int
 
 
@@ -121,6 +143,7 @@ class Summary(_Part):
     slice: TraceSlice | None = None
     scaling: Scaling | None = None
     machine: Machine | None = None
+    experiment: Experiment | None = None
     generated_at: str | None = None
     """ISO 8601, UTC."""
     timeline: str | None = None

@@ -95,6 +95,7 @@ def draw_timeline(runs: Sequence[RunTimeline], path: Path, *, slo: str, threshol
             _style(panel)
         row[0].set_title(run.label, loc="left", fontsize=10, fontweight="bold")
         row[1].set_title(_verdict(run), loc="left", fontsize=9, color=GREY)
+        row[2].set_title("inner steps of all islands", loc="left", fontsize=9, color=GREY)
     _finish(figure, axes, shown, slo=slo, threshold_ms=threshold_ms)
     figure.tight_layout(w_pad=1.2, h_pad=0.6, rect=(0, 0, 1, 1 - 0.68 / height_in))
     omitted = f" (first {MAX_ROWS} of {len(runs)} runs)" if len(runs) > MAX_ROWS else ""

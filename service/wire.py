@@ -22,3 +22,9 @@ class Wire(BaseModel):
                 except UnicodeEncodeError as exc:
                     raise ValueError(f"{name} is not valid Unicode text") from exc
         return self
+
+
+class Order(Wire):
+    """What an operator asks for. Unknown fields are refused: a slip of the keyboard must not mean the default."""
+
+    model_config = ConfigDict(extra="forbid")

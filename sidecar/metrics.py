@@ -97,10 +97,10 @@ def _sample_gauges(sample: LoadSample | None) -> Iterator[Metric]:
 
 def _forecast_gauges(points: tuple[ForecastPoint, ...]) -> Iterator[Metric]:
     arrivals = GaugeMetricFamily(
-        f"{PREFIX}_forecast_arrivals_per_second", "Forecast arrival rate", labels=["horizon_s", "quantile"]
+        f"{PREFIX}_forecast_arrivals_per_second", "Forecast arrival rate", labels=["horizon_s", "level"]
     )
     in_engine = GaugeMetricFamily(
-        f"{PREFIX}_forecast_requests", "Forecast requests in the engine", labels=["horizon_s", "quantile"]
+        f"{PREFIX}_forecast_requests", "Forecast requests in the engine", labels=["horizon_s", "level"]
     )
     for point in points:
         horizon = f"{point.horizon_s:g}"

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from service.wire import Wire
+from service.wire import Order, Wire
 
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -140,7 +140,7 @@ class PaceMode(StrEnum):
     RUN = "run"
 
 
-class PaceRequest(Wire):
+class PaceRequest(Order):
     """``PUT /v1/pace``."""
 
     mode: PaceMode = Field(examples=[PaceMode.PAUSE])

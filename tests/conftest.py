@@ -9,10 +9,15 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from replay.processes import Children, answers, free_ports, wait_for
 from replay.vllm_server import START_DEADLINE_S, LocalVllm, cores_for, start_vllm
+
+# How long an example takes says something about the machine, not about the code: that is what `bench` is for.
+hypothesis.settings.register_profile("wadiloco", deadline=None)
+hypothesis.settings.load_profile("wadiloco")
 
 ROOT = Path(__file__).parents[1]
 VLLM = LocalVllm(ROOT / os.environ.get("VLLM_VENV", ".venv-vllm"), ROOT / ".local" / "tiny-llama")

@@ -74,11 +74,11 @@ class IslandSettings(ServiceSettings):
     """Gradients with a larger norm are scaled down to it."""
 
     cores: tuple[Core, ...] = ()
-    """CPU cores of the worker; by default all. Pin it to cores that the engine's latency does not hang on."""
+    """Numbers of the CPU cores that the worker is pinned to, such as 0,1; by default it may use all."""
     threads: int = Field(default=1, ge=1, le=1024)
     """Threads of one inner step."""
     idle_priority: bool = True
-    """Take inner steps under SCHED_IDLE: only when nobody else wants the core (Linux; elsewhere at low priority)."""
+    """Inner steps run only when nobody else wants the core (SCHED_IDLE on Linux, low priority elsewhere)."""
     sync_priority: SyncPriority = "normal"
     """Priority of a sync's transfers. In a synchronous round all islands wait for the slowest, hence normal."""
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from controller.schema import AgentLease, AgentRegistration, Directive, Directives, Heartbeat, HeartbeatReply
 from diloco.agent.metrics import IslandMetrics
 from diloco.agent.rules import backoff_s, counts
-from diloco.agent.state import AgentState
+from diloco.agent.state import NO_SYNCHRONIZER, AgentState
 from service.client import explain_response
 from service.errors import ConfigError, ConflictError, InputError, UnavailableError, WadilocoError
 from service.tasks import wait_for_exit
@@ -144,6 +144,8 @@ class ControllerLink:
             logger.info("registered slot=%s epoch=%d run_id=%s", lease.slot, lease.epoch, lease.run_id)
         self._directive_seq = lease.directive_seq
         state.take_lease(lease)
+        if is_news and lease.slot is not None and state.assignment is None:
+            logger.warning("not training: %s", NO_SYNCHRONIZER)
         self._on_pause(lease.paused)
         self._registered.set()
 
@@ -213,7 +215,8 @@ class ControllerLink:
         self._metrics.heartbeat_failures.inc()
         # The first says it, every 20th (about 100 s) reminds.
         level = logging.WARNING if failures % 20 == 1 else logging.DEBUG
-        logger.log(level, "controller refuses or is away, trying on failures=%d error=%s", failures, exc)
+        what = "is away" if isinstance(exc, UnavailableError) else "refuses"
+        logger.log(level, "controller %s, trying on failures=%d error=%s", what, failures, exc)
 
     async def _pause(self, pause_s: float, exit_event: asyncio.Event) -> None:
         """Until the next heartbeat is due, or there is something to say at once."""

@@ -18,6 +18,9 @@ MAX_UNACKNOWLEDGED = 1000
 """As many as one heartbeat may carry; of a longer silence the oldest reports are lost."""
 
 
+NO_SYNCHRONIZER = "no synchronizer is known: give --synchronizer here, or --synchronizer-url to the controller"
+
+
 def no_progress() -> Progress:
     return Progress(step=0, inner_steps_since_sync=0, tokens=0, tokens_since_sync=0)
 
@@ -134,7 +137,9 @@ class AgentState:
 
     def readiness(self) -> str | None:
         if self.assignment is None:
-            return "no slot yet" if self.lease is not None else "not registered with a controller yet"
+            if self.lease is None:
+                return "not registered with a controller yet"
+            return "no free slot yet" if self.lease.slot is None else NO_SYNCHRONIZER
         return None if self.worker_ready else "the worker has not joined the run yet"
 
     def status(self) -> AgentStatus:

@@ -123,7 +123,7 @@ def controller_of(pid: int) -> int:
 def test_bad_input_is_one_clear_error(
     vllm_url: str, tmp_path: Path, options: tuple[str, ...], code: int, named: str
 ) -> None:
-    argv = command(vllm_url, tmp_path / "out", "--duration-s", "5", *options)
+    argv = command(vllm_url, tmp_path / "out", "--duration-s", "20", *options)
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == code, done.stderr
     assert named in done.stderr
@@ -135,7 +135,7 @@ def test_a_full_port_range_is_one_clear_error(vllm_url: str, tmp_path: Path) -> 
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        argv = command(vllm_url, tmp_path / "out", "--duration-s", "5", "--ports", f"{port}-{port}")
+        argv = command(vllm_url, tmp_path / "out", "--duration-s", "20", "--ports", f"{port}-{port}")
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 4
     assert "ports" in done.stderr
@@ -152,7 +152,7 @@ def test_an_unreachable_server_is_one_clear_error(tmp_path: Path) -> None:
 
 
 def test_an_output_directory_that_cannot_be_made_is_named(vllm_url: str) -> None:
-    argv = command(vllm_url, Path("/proc/replay"), "--duration-s", "5")
+    argv = command(vllm_url, Path("/proc/replay"), "--duration-s", "20")
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "out: cannot write into /proc/replay" in done.stderr

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from replay.caveats import caveats
 from replay.loadgen import RequestResult, Status
-from replay.report import caveats, reading, render_markdown, render_table
+from replay.report import reading, render_markdown, render_table
 from replay.slo import violates
 from replay.stats import gap_closed
 from replay.summarize import TrainingOutcome, compare_all, summarize_run, this_machine
@@ -240,7 +241,11 @@ def test_enough_seeds_and_draws_leave_only_the_standing_caveat() -> None:
         for policy, draws in (("random_deferral", 5), ("ours", 1))
         for draw in range(draws)
     ]
-    assert len(caveats(summary_of(*runs))) == 1
+    assert len(caveats(summary_of(*runs).model_copy(update={"scaling": None}))) == 1
+
+
+def test_requests_far_smaller_than_the_traces_are_said_to_be() -> None:
+    assert any("Prompts were scaled to 0.25 of their length" in line for line in caveats(summary_of(run_of("x", GOOD))))
 
 
 @pytest.mark.parametrize("width", [80, 120])

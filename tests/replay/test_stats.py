@@ -170,9 +170,17 @@ def test_a_comparison_pairs_seeds_and_averages_draws() -> None:
     assert found is not None
     assert found.n == 2
     assert found.mean_diff == pytest.approx(-0.01)
+    assert found.ci95 is not None
     assert found.ci95[0] == pytest.approx(-0.02)
     assert found.ci95[1] == pytest.approx(0.0)
     assert found.p_value == 1.0
+
+
+def test_a_single_seed_has_a_difference_and_no_interval() -> None:
+    found = compare([run("ours", 0, rate=0.04), run("random_deferral", 0, rate=0.05)], a="ours", b="random_deferral")
+    assert found is not None
+    assert found.mean_diff == pytest.approx(-0.01)
+    assert (found.ci95, found.p_value, found.n) == (None, None, 1)
 
 
 def test_a_comparison_without_a_common_seed_or_metric_is_none() -> None:
