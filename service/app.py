@@ -6,9 +6,11 @@ as do ``/metrics`` and ``/docs``. Everything under ``/v1`` needs the token when 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 
@@ -18,6 +20,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import WadilocoError
@@ -60,6 +63,7 @@ def build_app(
     )
     app.state.tasks = None
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    app.add_middleware(BodyUntilExit)
     if settings.token is not None:
         app.add_middleware(BearerToken, token=settings.token.get_secret_value())
     app.add_exception_handler(WadilocoError, _answer_error)
@@ -144,6 +148,47 @@ class BearerToken:
     def _allows(self, scope: Scope) -> bool:
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         return hmac.compare_digest(given, self._expected)
+
+
+class BodyUntilExit:
+    """ASGI middleware: who is still sending a body when the process ends gets 503, who goes away before that nothing.
+
+    Without it a stop waits for bodies that may never come, and each of them ends in a traceback.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tasks: Background | None = scope["app"].state.tasks
+        if scope["type"] != "http" or tasks is None:
+            await self._app(scope, receive, send)
+            return
+        complete = False
+
+        async def receive_until_exit() -> Message:
+            nonlocal complete
+            if complete:
+                return await receive()
+            message = await _unless_set(tasks.exit, receive())
+            if message is None:
+                raise HTTPException(503, "the process ends, and the body has not arrived")
+            complete = not message.get("more_body", False)
+            return message
+
+        with contextlib.suppress(ClientDisconnect):
+            await self._app(scope, receive_until_exit, send)
+
+
+async def _unless_set(event: asyncio.Event, message: Awaitable[Message]) -> Message | None:
+    """The message, or None when the event is set before it comes."""
+    waits = (asyncio.ensure_future(message), asyncio.create_task(event.wait()))
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        return waits[0].result() if waits[0].done() else None
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 class BodyLimit:

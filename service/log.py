@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 
@@ -15,3 +16,9 @@ def configure_logging(level: str) -> None:
     logging.basicConfig(level=level.upper(), format=FORMAT, stream=sys.stderr, force=True)
     for name in CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Not the traceback of each request that a stop cancels: the server says before how many there are."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import resource
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from torch import Tensor
@@ -110,6 +113,70 @@ def test_a_clean_stop_releases_long_polls_at_once(spawn: Spawn, connect: Connect
         assert time.monotonic() - began_s < 4
         client.cancel()
         assert waiting.result(10) is None
+
+
+@contextmanager
+def requests(process: Any, head: str, num_requests: int) -> Iterator[list[socket.socket]]:
+    """That many connections on which this was sent, and nothing after it."""
+    url = httpx.URL(process.url)
+    with ExitStack() as stack:
+        address = (url.host, url.port)
+        connections = [stack.enter_context(socket.create_connection(address, 5)) for _ in range(num_requests)]
+        for connection in connections:
+            connection.sendall(head.encode())
+        yield connections
+
+
+UPLOAD = (
+    "PUT /v1/rounds/0/fragments/0/contributions/0?epoch=1&tokens=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\nabc"
+)
+DOWNLOAD = "GET /v1/fragments/0 HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(("head", "stops_within_s"), [(UPLOAD, 3.0), (DOWNLOAD, 8.0)], ids=["upload", "download"])
+def test_a_stop_ends_requests_that_would_never_end_without_a_word_for_each(
+    spawn: Spawn, connect: Connect, tmp_path: Path, head: str, stops_within_s: float
+) -> None:
+    process = spawn(tmp_path)
+    client = connect(process.url)
+    client.init(MANIFEST, vector(0), deadline_s=soon())
+    with requests(process, head, 50) as connections:
+        # A request that came after those has its answer, so those are under way.
+        client.state(deadline_s=soon())
+        began_s = time.monotonic()
+        assert process.stop() == 0
+        assert time.monotonic() - began_s < stops_within_s
+        assert head == DOWNLOAD or {connection.recv(12) for connection in connections} == {b"HTTP/1.1 503"}
+    assert len(process.lines) < 20
+    assert process.find(re.compile("Traceback")) is None
+
+
+def test_clients_that_go_away_in_mid_upload_are_not_worth_a_word(
+    spawn: Spawn, connect: Connect, tmp_path: Path
+) -> None:
+    process = spawn(tmp_path)
+    client = connect(process.url)
+    client.init(MANIFEST, vector(0), deadline_s=soon())
+    with requests(process, UPLOAD, 20):
+        client.state(deadline_s=soon())
+    push(client, 0)
+    assert process.stop() == 0
+    assert process.find(re.compile("Traceback")) is None
+
+
+def test_readiness_follows_the_disk(spawn: Spawn, connect: Connect, tmp_path: Path) -> None:
+    process = spawn(tmp_path, "--quorum", "2")
+    client = connect(process.url)
+    client.init(MANIFEST, vector(0), deadline_s=soon())
+    assert httpx.get(f"{process.url}/readyz", trust_env=False).status_code == 200
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    with pytest.raises(UnavailableError, match="cannot write"):
+        client.push(vector(1), round=0, slot=0, epoch=1, tokens=7, deadline_s=time.time() + 0.5)
+    answer = httpx.get(f"{process.url}/readyz", trust_env=False)
+    assert (answer.status_code, "File too large" in answer.json()["reason"]) == (503, True)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    push(client, 0)
+    assert httpx.get(f"{process.url}/readyz", trust_env=False).status_code == 200
 
 
 def test_a_full_disk_keeps_the_round_open_until_there_is_room(spawn: Spawn, connect: Connect, tmp_path: Path) -> None:
