@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from controller.budget import check_budget
 from controller.policy import PolicyContext, make_policy
-from controller.schema import BudgetSpec, PolicySpec
+from controller.schema import MAX_BUDGET_S, MAX_BUDGET_SYNCS, BudgetSpec, PolicySpec
 from service.errors import InputError
 from service.settings import ServiceSettings
 
@@ -40,11 +40,11 @@ class ControllerSettings(ServiceSettings):
     """Inner steps before which no policy syncs."""
     max_h: int = Field(default=512, ge=1)
     """Inner steps at which every policy but no_sync syncs."""
-    budget_syncs: int | None = Field(default=None, ge=0)
+    budget_syncs: int | None = Field(default=None, ge=0, le=MAX_BUDGET_SYNCS)
     """Outer syncs that may be spent; unlimited by default."""
-    budget_horizon_s: float | None = Field(default=None, gt=0)
+    budget_horizon_s: float | None = Field(default=None, gt=0, le=MAX_BUDGET_S)
     """Seconds from the start of the budget within which all of its syncs are spent, and after which none is."""
-    min_gap_s: float = Field(default=0.0, ge=0)
+    min_gap_s: float = Field(default=0.0, ge=0, le=MAX_BUDGET_S)
     """Least seconds between the starts of two syncs."""
     tick_s: float = Field(default=0.5, ge=0.02, le=10)
     """Seconds between decisions."""

@@ -150,7 +150,8 @@ class Controller:
         registry = self.state.registry
         agent = registry.check(agent_id, beat.instance)
         registry.check_epoch(agent, beat.epoch)
-        check_heartbeat(beat, agent.progress, version=self.state.version, now_s=now_s)
+        version = self.state.version
+        check_heartbeat(beat, registry.known(agent, version=version), now_s=now_s)
         agent = registry.beat(agent, beat, now_s=now_s)
         if agent.slot is not None:
             for report in beat.syncs:
@@ -162,7 +163,7 @@ class Controller:
                     now_s=now_s,
                     timeout_s=self.state.settings.sync_timeout_s,
                 )
-        if beat.syncs:
+        if beat.syncs or self.state.version > version:
             self.close_rounds(now_s)
         return agent
 
@@ -178,7 +179,7 @@ class Controller:
                 entry.reason,
                 entry.expected,
             )
-        self.state.count_syncs()
+        self.state.count_syncs(now_s)
 
     async def directives(self, agent_id: str, *, instance: str, after: int, wait_s: float) -> Directives:
         self.state.registry.check(agent_id, instance)

@@ -15,6 +15,8 @@ from controller.schema import Action, DecisionRecord, Reason
 from service.errors import ConfigError, ConflictError, UnavailableError
 
 SCHEMA_VERSION = 1
+APPLICATION_ID = 0x57444C43
+"""Marks our files ("WDLC"). Journals from before it are known by their tables, and marked when they are opened."""
 
 _STATE_NAMES = ("meta", "agents", "servers", "rounds", "directives", "budget", "policy")
 STATE_TABLES = {
@@ -74,7 +76,8 @@ def connect(path: Path) -> sqlite3.Connection:
     """Open or make the journal for writing.
 
     Raises:
-        ConfigError: the file cannot be made, read or written, or a newer version wrote it.
+        ConfigError: the file cannot be made, read or written, belongs to another application, or a newer version
+            wrote it.
     """
     try:
         # The connection is made here and used by the writer thread alone.
@@ -93,8 +96,13 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=NORMAL")
+    # Nothing is written before it is known whose file it is.
+    if not _is_ours(connection):
+        raise ConfigError(
+            f"{path} is a database of another application",
+            field="--journal",
+            remedy="name a file that does not exist yet, or the journal of this run",
+        )
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > SCHEMA_VERSION:
         raise ConfigError(
@@ -102,10 +110,26 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             field="--journal",
             remedy="use the newer version, or another file",
         )
-    connection.executescript(f"BEGIN IMMEDIATE; {_DDL} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=NORMAL")
+    marks = f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={SCHEMA_VERSION};"
+    connection.executescript(f"BEGIN IMMEDIATE; {_DDL} {marks} COMMIT;")
     # A full disk may still take the tables' few pages; find out now, not with the first round.
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('probe', hex(zeroblob(65536)))")
     connection.execute("DELETE FROM meta WHERE key = 'probe'")
+
+
+def _is_ours(connection: sqlite3.Connection) -> bool:
+    """Whether it is empty, marked, or has all tables of a journal and the version of its schema."""
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    found = {str(name) for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    (num_objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if application != 0:
+        return bool(application == APPLICATION_ID)
+    if num_objects == 0:
+        return bool(version == 0)
+    return bool(version > 0) and found >= {*_STATE_NAMES, *LOG_TABLES}
 
 
 def _cannot_open(path: Path, why: str) -> ConfigError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Collection
 
 from controller.core import Controller
 from controller.journal_file import decision_row
@@ -96,9 +97,10 @@ class Loop:
         state.journal.append("decisions", decision_row(record))
         self._metrics.decisions.labels(record.policy, record.action, record.reason).inc()
         if record.action is Action.SYNC:
-            self._direct(record)
+            self._direct(record, syncing={island.slot for island in view.islands if island.syncing})
 
-    def _direct(self, record: DecisionRecord) -> None:
+    def _direct(self, record: DecisionRecord, *, syncing: Collection[int]) -> None:
+        """Open the round for all its slots; those that are in it already need no directive."""
         state = self._state
         deadline_s = record.t_s + state.settings.sync_timeout_s
         state.rounds.direct(
@@ -111,7 +113,7 @@ class Loop:
             deadline_s=deadline_s,
         )
         for island in state.registry.islands:
-            if island.slot in record.slots:
+            if island.slot in record.slots and island.slot not in syncing:
                 state.mailboxes.write(
                     island.agent_id,
                     DirectiveKind.SYNC,

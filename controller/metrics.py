@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "wadiloco_controller"
 
@@ -54,16 +58,30 @@ class FleetCollector(Collector):
 
     def __init__(self, read: Callable[[], Gauges]) -> None:
         self._read = read
+        self._num_failures = 0
 
     def collect(self) -> Iterable[Metric]:
-        gauges = self._read()
+        try:
+            gauges = self._read()
+        except Exception:
+            self._num_failures += 1
+            logger.exception("the state cannot be read for a scrape")
+            gauges = None
+        yield CounterMetricFamily(
+            f"{PREFIX}_scrape_failures", "Scrapes that could not read the state.", value=self._num_failures
+        )
+        if gauges is not None:
+            yield from self._families(gauges)
+
+    def _families(self, gauges: Gauges) -> Iterable[Metric]:
         servers = GaugeMetricFamily(f"{PREFIX}_servers", "Servers by whether their load is known.", labels=["load"])
         servers.add_metric(["known"], gauges.servers_known)
         servers.add_metric(["unknown"], gauges.servers_unknown)
         yield servers
         for name, (text, value) in gauges.samples().items():
-            if value is not None:
-                yield GaugeMetricFamily(f"{PREFIX}_{name}", text, value=float(value))
+            shown = _finite(value)
+            if shown is not None:
+                yield GaugeMetricFamily(f"{PREFIX}_{name}", text, value=shown)
         yield CounterMetricFamily(
             f"{PREFIX}_journal_errors", "Commits that failed and were retried.", value=gauges.journal_failures
         )
@@ -72,6 +90,14 @@ class FleetCollector(Collector):
             "Log rows lost while the journal failed.",
             value=gauges.journal_dropped_rows,
         )
+
+
+def _finite(value: float | None) -> float | None:
+    """The value as a sample; None when it is unknown or no float can hold it."""
+    try:
+        return None if value is None or not math.isfinite(value) else float(value)
+    except OverflowError:
+        return None
 
 
 def _counter(registry: CollectorRegistry, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:

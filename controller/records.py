@@ -36,8 +36,11 @@ class AgentRecord(Wire):
     registered_s: float
     last_beat_s: float
     progress: Progress | None = None
+    """What the process said last under this lease."""
+    progress_told_s: float | None = None
     resume: Progress | None = None
     """How far its slot had come when this process took it."""
+    resume_told_s: float | None = None
     progress_current: bool = False
     """False when a sync ended since the last progress: steps since sync are not known until the next."""
 
@@ -67,7 +70,7 @@ class RoundEntry(Wire):
     reports: tuple[SlotReport, ...] = ()
     closed_s: float | None = None
     spent: bool = False
-    """Whether it was counted in the budget."""
+    """Whether its outer step was counted."""
 
     def slots(self, outcome: SyncOutcome) -> tuple[int, ...]:
         return tuple(sorted({entry.slot for entry in self.reports if entry.report.outcome is outcome}))
@@ -75,6 +78,11 @@ class RoundEntry(Wire):
     @property
     def reported(self) -> frozenset[int]:
         return frozenset(entry.slot for entry in self.reports)
+
+    @property
+    def applied(self) -> frozenset[tuple[int, int]]:
+        """Slot and round of the contributions that were applied."""
+        return frozenset((e.slot, e.report.round) for e in self.reports if e.report.outcome is SyncOutcome.APPLIED)
 
     @property
     def missing(self) -> tuple[int, ...]:

@@ -18,9 +18,10 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel
 
+from controller.nonsense import Claim, Known, can_go_on
 from controller.records import AgentRecord, Membership
 from controller.schema import AgentRegistration, Heartbeat
-from diloco.schema import Progress, SyncOutcome
+from diloco.schema import Phase, Progress, SyncOutcome
 from service.errors import ConflictError, InputError
 
 MAX_AGENTS = 20_000
@@ -47,8 +48,9 @@ class Registry:
         self._terms = terms
         self.epoch = epoch
         self._agents = {agent.agent_id: agent for agent in agents}
-        self.version = max((agent.progress.round for agent in self._agents.values() if agent.progress), default=0)
-        """Highest version of the global parameters that any agent has told."""
+        told = [_told_version(agent.progress) for agent in self._agents.values()]
+        self.version = max((version for version in told if version is not None), default=None)
+        """Highest version of the global parameters that any agent has told; None before the first."""
 
     def grace(self, now_s: float) -> None:
         """After a restart of the controller: every lease starts anew, and slots that no longer exist are taken back."""
@@ -89,17 +91,15 @@ class Registry:
     def _renew(self, known: AgentRecord, request: AgentRegistration, slot: int | None, now_s: float) -> AgentRecord:
         changes = _identity(request) | {"last_beat_s": now_s}
         if slot != known.slot:
-            resume = None if slot is None else self._progress_of_slot(slot)
-            changes |= {"slot": slot, "last_slot": slot, "resume": resume, "granted_epoch": self._next_epoch()}
+            changes |= self._start_of(slot) | {"slot": slot, "last_slot": slot, "granted_epoch": self._next_epoch()}
         return self._set(known, **changes)
 
     def _join(self, request: AgentRegistration, known: AgentRecord | None, now_s: float) -> AgentRecord:
         slot = self._choose_slot(request, known, now_s)
-        resume = None if slot is None else self._progress_of_slot(slot)
+        start = self._start_of(slot)
         if slot is not None:
             self._vacate(slot, but=request.agent_id)
         granted = self._next_epoch() if slot is not None else self.epoch
-        same_process = known is not None and known.instance == request.instance
         record = AgentRecord(
             **_identity(request),
             agent_id=request.agent_id,
@@ -109,9 +109,7 @@ class Registry:
             granted_epoch=granted,
             registered_s=now_s,
             last_beat_s=now_s,
-            # The same process goes on counting its steps; a new one starts from whatever snapshot it found.
-            progress=known.progress if known is not None and same_process else None,
-            resume=resume,
+            **start,
         )
         return self._keep(record)
 
@@ -130,12 +128,34 @@ class Registry:
                     return kept
         return min((slot for slot in range(self._terms.num_slots) if slot not in holders), default=None)
 
-    def _progress_of_slot(self, slot: int) -> Progress | None:
-        """The furthest that any holder of the slot has reported."""
+    def _start_of(self, slot: int | None) -> dict[str, Any]:
+        """What a membership begins with: nobody's word but the slot's, so that no old claim can lock its holder out."""
+        claim = None if slot is None else self._claim_of_slot(slot)
+        return {
+            "progress": None,
+            "progress_told_s": None,
+            "resume": None if claim is None else claim.progress,
+            "resume_told_s": None if claim is None else claim.told_s,
+        }
+
+    def _claim_of_slot(self, slot: int) -> Claim | None:
+        """The furthest that any holder of the slot has reported, of what one can go on from."""
         told = [
-            p for a in self._agents.values() if a.last_slot == slot for p in (a.progress, a.resume) if p is not None
+            claim
+            for agent in self._agents.values()
+            if agent.last_slot == slot
+            for claim in (_claim(agent.progress, agent.progress_told_s), _claim(agent.resume, agent.resume_told_s))
+            if claim is not None and can_go_on(claim.progress)
         ]
-        return max(told, key=lambda progress: progress.step, default=None)
+        return max(told, key=lambda claim: claim.progress.step, default=None)
+
+    def known(self, agent: AgentRecord, *, version: int) -> Known:
+        """What a heartbeat of this agent is judged by; ``version`` is the run's."""
+        return Known(
+            own=_claim(agent.progress, agent.progress_told_s),
+            slot=_claim(agent.resume, agent.resume_told_s),
+            version=version,
+        )
 
     def _holders(self, now_s: float, *, besides: str | None = None) -> dict[int, str]:
         """Slots that are held, or kept for an agent that was lost a short while ago."""
@@ -181,9 +201,12 @@ class Registry:
         """Renew the lease and take over the progress."""
         changes: dict[str, Any] = {"last_beat_s": now_s}
         if beat.progress is not None:
-            self.version = max(self.version, beat.progress.round)
+            told = _told_version(beat.progress)
+            if told is not None:
+                self.version = max(self.version or 0, told)
             adopted = [sync.round for sync in beat.syncs if sync.outcome is not SyncOutcome.FAILED]
-            changes |= {"progress": beat.progress, "progress_current": beat.progress.round > max(adopted, default=-1)}
+            current = beat.progress.round > max(adopted, default=-1)
+            changes |= {"progress": beat.progress, "progress_told_s": now_s, "progress_current": current}
         elif beat.syncs:
             changes |= {"progress_current": False}
         return self._set(agent, **changes)
@@ -214,11 +237,11 @@ class Registry:
         holders = self._holders(now_s)
         free = [slot for slot in range(self._terms.num_slots) if slot not in holders]
         for slot, agent in zip(free, sorted(waiting, key=lambda a: (a.registered_s, a.agent_id)), strict=False):
-            resume = self._progress_of_slot(slot)
+            start = self._start_of(slot)
             self._vacate(slot, but=agent.agent_id)
             self._set(
                 agent,
-                resume=resume,
+                **start,
                 slot=slot,
                 last_slot=slot,
                 granted_epoch=self._next_epoch(),
@@ -253,6 +276,15 @@ class Registry:
         self._store.put("agents", agent.agent_id, agent)
         self._agents[agent.agent_id] = agent
         return agent
+
+
+def _told_version(progress: Progress | None) -> int | None:
+    """What version it says that the run is at: a worker that starts does not know yet."""
+    return None if progress is None or progress.phase is Phase.STARTING else progress.round
+
+
+def _claim(progress: Progress | None, told_s: float | None) -> Claim | None:
+    return None if progress is None else Claim(progress=progress, told_s=told_s)
 
 
 def _identity(request: AgentRegistration) -> dict[str, Any]:

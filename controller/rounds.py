@@ -1,8 +1,16 @@
 """Outer rounds as the controller follows them: opened by a directive or by islands themselves, closed by their reports.
 
 A round closes when every expected slot that still lives has reported, or at its deadline. Reports that come later are
-added to it all the same. A round counts as one sync of the budget when it is closed and at least one contribution was
-applied. One that failed altogether does not count; it is tried again after `RETRY_AFTER_S` under the same number.
+added to it all the same. One that failed altogether is tried again after `RETRY_AFTER_S` under the same number.
+
+Every outer step counts once, as one sync of the budget. What proves it is the version of the global parameters, which
+islands tell with their progress and their reports: when version v appears, rounds up to v - 1 were applied, whether or
+not anybody reports them. One that no report told of yet is entered as `UNREPORTED`, and late reports fill it in.
+
+A synchronizer that lost its state counts versions from 0 again. Versions below the highest one prove nothing then: a
+round there counts when it closes with a contribution applied, unless it was counted before. A slot contributes once
+to an outer step, so its second applied report of a number is another step. Of these steps only those are missed that
+no slot reports, until the version is over its old height.
 """
 
 from __future__ import annotations
@@ -15,12 +23,15 @@ from controller.registry import StateStore
 from diloco.schema import SyncOutcome, SyncReport
 
 AUTONOMOUS = "autonomous"
+UNREPORTED = "unreported"
 RETRY_AFTER_S = 5.0
 # Enough for every report that may still come, and for the last page of `GET /v1/rounds`.
 KEPT_ROUNDS = 1000
 # Rounds whose longest is the expected duration of the next: one slow round should not be forgotten at once.
 RECENT_ROUNDS = 3
 EXPECTED_SYNC_S = 2.0
+# No budget outlasts so many rounds at once; it only bounds the work.
+MAX_UNREPORTED = 10_000
 
 
 class RoundOutcome(StrEnum):
@@ -34,12 +45,20 @@ class RoundBook:
     """The last rounds of the run, oldest first."""
 
     def __init__(
-        self, store: StateStore, entries: Iterable[RoundEntry], *, num_applied: int, report_grace_s: float
+        self,
+        store: StateStore,
+        entries: Iterable[RoundEntry],
+        *,
+        num_applied: int,
+        report_grace_s: float,
+        counted_to: int | None = None,
     ) -> None:
         self._store = store
         self._entries = {entry.id: entry for entry in sorted(entries, key=lambda entry: entry.id)[-KEPT_ROUNDS:]}
         self._report_grace_s = report_grace_s
         self.num_applied = num_applied
+        self.counted_to = counted_to
+        """Version up to which outer steps are accounted for; None while no version is known."""
         self.version = max((entry.next_version for entry in self._entries.values()), default=0)
         """Version of the global parameters after all rounds known here."""
         self._last_id = max(self._entries, default=0)
@@ -121,13 +140,62 @@ class RoundBook:
                 closed.append(self._keep(entry.model_copy(update={"closed_s": now_s})))
         return closed
 
-    def collect_spent(self) -> list[RoundEntry]:
-        """Closed rounds that were applied somewhere and not counted yet; they are counted now."""
-        due = [e for e in self._entries.values() if not e.spent and e.closed_s and e.slots(SyncOutcome.APPLIED)]
-        if due:
-            self.num_applied += len(due)
+    def collect_spent(
+        self, version: int | None, *, policy: str, now_s: float, applied_s: float | None = None
+    ) -> list[RoundEntry]:
+        """Rounds that were applied and not counted yet; they are counted now.
+
+        ``version`` is the highest that anybody has told, ``applied_s`` when its outer step was applied, if known.
+        """
+        began_s = now_s if applied_s is None else min(now_s, applied_s)
+        spent = self._account_for(version, policy=policy, began_s=began_s, now_s=now_s)
+        for entry in self.entries:
+            if not entry.spent and entry.closed_s is not None and entry.applied and not self._was_counted(entry):
+                spent.append(self._keep(entry.model_copy(update={"spent": True})))
+        if spent:
+            self.num_applied += len(spent)
             self._store.put("meta", "rounds_applied", str(self.num_applied))
-        return [self._keep(entry.model_copy(update={"spent": True})) for entry in due]
+        return spent
+
+    def _account_for(self, version: int | None, *, policy: str, began_s: float, now_s: float) -> list[RoundEntry]:
+        """Mark or enter the rounds that lead to ``version``; the first version ever told is where counting begins."""
+        if version is None or (self.counted_to is not None and version <= self.counted_to):
+            return []
+        first = version if self.counted_to is None else max(self.counted_to, version - MAX_UNREPORTED)
+        self.counted_to = version
+        self._store.put("meta", "rounds_counted_to", str(version))
+        return [
+            self._keep(
+                (
+                    self._find_uncounted(number) or self._enter(number, policy=policy, began_s=began_s, now_s=now_s)
+                ).model_copy(update={"spent": True})
+            )
+            for number in range(first, version)
+        ]
+
+    def _find_uncounted(self, number: int) -> RoundEntry | None:
+        newest_first = reversed(self._entries.values())
+        return next((e for e in newest_first if not e.spent and _stands_for(e, number)), None)
+
+    def _enter(self, number: int, *, policy: str, began_s: float, now_s: float) -> RoundEntry:
+        entry = self._open(
+            number,
+            decision_id=None,
+            policy=policy,
+            reason=UNREPORTED,
+            directed_s=None,
+            opened_s=began_s,
+            deadline_s=now_s,
+            expected=(),
+        )
+        return entry.model_copy(update={"closed_s": now_s})
+
+    def _was_counted(self, entry: RoundEntry) -> bool:
+        """Whether the outer step that ``entry`` tells of was counted through another entry."""
+        number = max(round_ for _, round_ in entry.applied)
+        others = [other for other in self._entries.values() if other.spent and _stands_for(other, number)]
+        mine = {(slot, round_) for slot, round_ in entry.applied if round_ == number}
+        return bool(others) and not any(mine & other.applied for other in others)
 
     def expected_sync_s(self) -> float:
         """Longest of the last directed rounds that were applied, from directive to close."""
@@ -160,6 +228,10 @@ class RoundBook:
         return entry
 
 
+def _stands_for(entry: RoundEntry, number: int) -> bool:
+    return entry.round == number or any(round_ == number for _, round_ in entry.applied)
+
+
 def _is_past(version: int | None, entry: RoundEntry) -> bool:
     return version is not None and version > entry.round
 
@@ -167,5 +239,5 @@ def _is_past(version: int | None, entry: RoundEntry) -> bool:
 def outcome_of(entry: RoundEntry) -> RoundOutcome:
     applied = entry.slots(SyncOutcome.APPLIED)
     if not applied:
-        return RoundOutcome.FAILED
+        return RoundOutcome.PARTIAL if entry.spent else RoundOutcome.FAILED
     return RoundOutcome.APPLIED if set(applied) >= set(entry.expected) else RoundOutcome.PARTIAL

@@ -158,6 +158,9 @@ class Reason(StrEnum):
     NO_SYNC_POLICY = "no_sync_policy"
     NO_ISLANDS = "no_islands"
     SYNC_IN_FLIGHT = "sync_in_flight"
+    JOIN_OPEN_ROUND = "join_open_round"
+    """Islands began a round by themselves; the others come in at once, whatever gap, ``min_h`` or budget say: the round
+    happens anyway, costs one sync, and would keep those who began it waiting."""
     ISLANDS_NOT_READY = "islands_not_ready"
     """Slots are still empty, or their islands have not reported progress yet."""
     PAUSED = "paused"
@@ -255,15 +258,20 @@ class RoundPage(Wire):
     rounds: list[RoundRecord]
 
 
+MAX_BUDGET_SYNCS = 10**9
+MAX_BUDGET_S = 1e10
+"""Three hundred years, which still can be added to Unix times without losing seconds."""
+
+
 class BudgetSpec(Wire):
     """``PUT /v1/budget``: how many outer syncs may be spent until the horizon ends; after it none is.
 
     With ``outer_syncs`` None the number is unlimited and only ``min_gap_s`` holds.
     """
 
-    outer_syncs: int | None = Field(default=None, ge=0)
-    horizon_s: float | None = Field(default=None, gt=0)
-    min_gap_s: float = Field(default=0.0, ge=0)
+    outer_syncs: int | None = Field(default=None, ge=0, le=MAX_BUDGET_SYNCS)
+    horizon_s: float | None = Field(default=None, gt=0, le=MAX_BUDGET_S)
+    min_gap_s: float = Field(default=0.0, ge=0, le=MAX_BUDGET_S)
 
 
 class BudgetStatus(Wire):
@@ -271,8 +279,8 @@ class BudgetStatus(Wire):
 
     spec: BudgetSpec
     started_s: float
-    spent: int
-    remaining: int | None
+    spent: int = Field(ge=0, lt=1 << 62)
+    remaining: int | None = Field(ge=0, le=MAX_BUDGET_SYNCS)
     last_sync_s: float | None
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable
+from typing import TypeVar
 
-from controller.budget import new_period, with_sync_spent, with_sync_started
+from pydantic import BaseModel, ValidationError
+
+from controller.budget import check_budget, new_period, with_sync_spent, with_sync_started
 from controller.config import ControllerSettings
 from controller.directives import Box, Mailboxes
 from controller.journal import Journal
@@ -20,6 +24,8 @@ from service.errors import ConfigError, InputError
 from sidecar.schema import LoadSample
 
 logger = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=BaseModel)
 
 # A crash may have handed out numbers that never reached the disk; an agent that saw one must not miss the next.
 SEQ_STEP_AT_START = 1000
@@ -56,7 +62,11 @@ class FleetState:
             reader.values("rounds", RoundEntry, newest=KEPT_ROUNDS),
             num_applied=int(meta.get("rounds_applied", 0)),
             report_grace_s=settings.takeover_after_s,
+            counted_to=int(meta["rounds_counted_to"]) if "rounds_counted_to" in meta else None,
         )
+        if self.rounds.counted_to is None:
+            # Journals from before versions were counted: what happened until now was counted by reports.
+            self.rounds.counted_to = self.version or None
         seq = int(meta.get("directive_seq", 0)) + (SEQ_STEP_AT_START if meta else 0)
         self.mailboxes = Mailboxes(journal, reader.values("directives", Box), seq=seq)
         self._restore_orders(meta, now_s)
@@ -67,9 +77,9 @@ class FleetState:
     def _restore_orders(self, meta: dict[str, str], now_s: float) -> None:
         """Policy and budget: as they were set last over HTTP, unless the settings changed since."""
         wanted = Configured(policy=self.settings.policy_spec, budget=self.settings.budget_spec)
-        before = Configured.model_validate_json(meta["configured"]) if "configured" in meta else None
-        budgets = self.reader.values("budget", BudgetStatus)
-        policies = self.reader.values("policy", PolicySpec)
+        before = _read_configured(meta)
+        budgets = self._read_orders("budget", BudgetStatus, lambda budget: check_budget(budget.spec))
+        policies = self._read_orders("policy", PolicySpec)
         kept = before is not None and before.policy == wanted.policy and policies
         try:
             self.set_policy(policies[0] if kept else wanted.policy)
@@ -85,6 +95,17 @@ class FleetState:
             self.journal.put("budget", "current", self.budget)
         self.journal.put("meta", "configured", wanted)
 
+    def _read_orders(self, table: str, model: type[M], check: Callable[[M], None] = lambda _: None) -> list[M]:
+        """The orders in a table of the journal; impossible ones are dropped, since the settings hold better ones."""
+        try:
+            found = self.reader.values(table, model)
+            for order in found:
+                check(order)
+        except (ConfigError, InputError) as exc:
+            logger.error("the %s of the journal is impossible, using that of the settings: %s", table, exc)  # noqa: TRY400
+            return []
+        return found
+
     def set_policy(self, spec: PolicySpec) -> None:
         """Raises `InputError` when there is no such policy."""
         self.policy = make_policy(spec, self.settings.policy_context)
@@ -98,13 +119,22 @@ class FleetState:
         self.paused = paused
         self.journal.put("meta", "paused", "1" if paused else "0")
 
-    def count_syncs(self) -> None:
-        """Count the rounds that closed with something applied."""
-        for entry in self.rounds.collect_spent():
+    def count_syncs(self, now_s: float) -> None:
+        """Count the outer steps that have become known."""
+        told = self.version if self.registry.version is not None or self.rounds.version > 0 else None
+        for entry in self.rounds.collect_spent(
+            told, policy=self.policy.name, now_s=now_s, applied_s=self._applied_s(told)
+        ):
             started_s = entry.began_s
             budget = with_sync_started(self.budget, started_s)
             # A round that began before the period was set belongs to the one before.
             self._keep_budget(with_sync_spent(budget) if started_s >= budget.started_s else budget)
+
+    def _applied_s(self, version: int | None) -> float | None:
+        """When the outer step to a version was applied, as its islands tell."""
+        told = [agent.progress for agent in self.registry.agents if agent.progress is not None]
+        times_s = [p.last_sync_at_s for p in told if p.round == version and p.last_sync_at_s is not None]
+        return min(times_s, default=None)
 
     def _keep_budget(self, budget: BudgetStatus) -> None:
         self.budget = budget
@@ -113,7 +143,7 @@ class FleetState:
     @property
     def version(self) -> int:
         """Outer steps taken so far, as far as anybody has told."""
-        return max(self.rounds.version, self.registry.version)
+        return max(self.rounds.version, self.registry.version or 0)
 
     @property
     def live_slots(self) -> dict[int, int | None]:
@@ -123,6 +153,17 @@ class FleetState:
             for island in self.registry.islands
             if island.slot is not None
         }
+
+
+def _read_configured(meta: dict[str, str]) -> Configured | None:
+    """Policy and budget of the settings of the last start; None when there was none, or it cannot be any more."""
+    if "configured" not in meta:
+        return None
+    try:
+        return Configured.model_validate_json(meta["configured"])
+    except ValidationError as exc:
+        logger.error("the last settings in the journal are impossible: %s", exc.errors()[0]["msg"])  # noqa: TRY400
+        return None
 
 
 def _restore_run_id(settings: ControllerSettings, meta: dict[str, str]) -> str:

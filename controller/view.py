@@ -14,17 +14,24 @@ def build_view(state: FleetState, now_s: float) -> FleetView:
     islands = state.registry.islands
     # What islands say now, not the highest ever told: a synchronizer that lost its state starts again from 0.
     told = [island.progress.round for island in islands if island.progress is not None and island.progress_current]
+    version = max(told, default=state.version)
+    views = tuple(_view_island(island) for island in islands)
     return FleetView(
-        islands=tuple(_view_island(island) for island in islands),
+        islands=views,
         servers=state.samples.views(now_s),
         budget=view_budget(state.budget),
         min_h=settings.min_h,
         max_h=settings.max_h,
         run_started_s=state.run_started_s,
-        round=max(told, default=state.version),
+        round=version,
         slots_missing=state.registry.slots_missing,
         paused=state.paused,
         sync_in_flight=state.rounds.open is not None or any(_is_syncing(island) for island in islands),
+        round_to_join=(
+            state.rounds.open is None
+            and any(_is_syncing(island, version) for island in islands)
+            and any(view.ready and not view.syncing for view in views)
+        ),
         retry_at_s=state.rounds.retry_at_s(),
         expected_sync_s=state.rounds.expected_sync_s(),
         last_transfer_s=state.rounds.last_transfer_s(),
@@ -32,8 +39,12 @@ def build_view(state: FleetState, now_s: float) -> FleetView:
     )
 
 
-def _is_syncing(island: AgentRecord) -> bool:
-    return island.progress_current and island.progress is not None and island.progress.phase is Phase.SYNC
+def _is_syncing(island: AgentRecord, version: int | None = None) -> bool:
+    """Whether it is in a sync, of this version if one is given: one that is behind only adopts what it missed."""
+    progress = island.progress
+    if progress is None or not island.progress_current or progress.phase is not Phase.SYNC:
+        return False
+    return version is None or progress.round == version
 
 
 def _view_island(island: AgentRecord) -> IslandView:
@@ -51,4 +62,5 @@ def _view_island(island: AgentRecord) -> IslandView:
         loss=progress.loss,
         loss_at_sync=progress.loss_at_sync,
         step_time_s=progress.step_time_s,
+        syncing=_is_syncing(island),
     )

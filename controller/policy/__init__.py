@@ -18,6 +18,9 @@ from controller.policy.wa_diloco import WaDiloco, WaDilocoParams
 from controller.schema import PolicySpec
 from service.errors import InputError
 
+MAX_PARAM = 1e18
+"""Far beyond any useful parameter, far below what would overflow a term."""
+
 P = TypeVar("P", bound=BaseModel)
 
 
@@ -36,6 +39,14 @@ def make_policy(spec: PolicySpec, context: PolicyContext) -> Policy:
     Raises:
         InputError: no such policy, or a parameter that it does not know or that cannot work.
     """
+    for name, value in spec.params.items():
+        # Written so that NaN is refused, and an integer of any size.
+        if not -MAX_PARAM <= value <= MAX_PARAM:
+            raise InputError(
+                f"must be a number from {-MAX_PARAM:g} to {MAX_PARAM:g}",
+                field=f"policy_params.{name}",
+                remedy="choose a number of ordinary size",
+            )
     build = BUILDERS.get(spec.name)
     if build is None:
         raise InputError(f"no such policy: {spec.name}", field="policy", remedy=f"known: {', '.join(BUILDERS)}")

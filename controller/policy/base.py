@@ -36,6 +36,8 @@ class IslandView:
     loss: float | None = None
     loss_at_sync: float | None = None
     step_time_s: float | None = None
+    syncing: bool = False
+    """Whether it is in a sync."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,8 @@ class FleetView:
     """Slots that no island has ever taken in this run."""
     paused: bool = False
     sync_in_flight: bool = False
+    round_to_join: bool = False
+    """Some islands began the open round by themselves, and there are others that could come in."""
     retry_at_s: float | None = None
     """After a round that failed: no new one before this time."""
     expected_sync_s: float = 2.0

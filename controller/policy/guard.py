@@ -1,8 +1,9 @@
 """The rules that stand in front of every policy that syncs.
 
-In this order: nothing while paused, without islands, before all slots have been filled once and all islands report, or
-while a round is open; nothing when the budget is spent or its horizon is over, within the minimum gap, or under
-``min_h``; then a sync *must* come when the budget is due, and at ``max_h``. Between these the policy is free.
+First, a round that islands began by themselves is joined (`joins_open_round`). Then, in this order: nothing while
+paused, without islands, before all slots have been filled once and all islands report, or while a round is open;
+nothing when the budget is spent or its horizon is over, within the minimum gap, or under ``min_h``; then a sync *must*
+come when the budget is due, and at ``max_h``. Between these the policy is free.
 
 A budget of N syncs until a horizon is due when the remaining r ones would otherwise no longer fit:
 
@@ -25,6 +26,8 @@ SAFETY = 1.25
 
 def guard(view: FleetView, group: Group, now_s: float) -> Verdict | None:
     """What must happen whatever the policy says; None when the policy decides."""
+    if joins_open_round(view, now_s):
+        return Action.SYNC, Reason.JOIN_OPEN_ROUND
     obstacle = _obstacle(view, group) or _limit(view, group, now_s)
     if obstacle is not None:
         return Action.DEFER, obstacle
@@ -34,6 +37,15 @@ def guard(view: FleetView, group: Group, now_s: float) -> Verdict | None:
     if group.h_max >= view.max_h:
         return Action.SYNC, Reason.MAX_H_REACHED
     return None
+
+
+def joins_open_round(view: FleetView, now_s: float) -> bool:
+    """Whether the islands that are not yet in the open round come in now.
+
+    Not while paused, nor right after a round that failed: the one that is seen may be its end.
+    """
+    waits = view.retry_at_s is not None and now_s < view.retry_at_s
+    return view.round_to_join and not view.paused and not waits
 
 
 def _obstacle(view: FleetView, group: Group) -> Reason | None:

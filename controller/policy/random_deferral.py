@@ -5,13 +5,15 @@ uniform draws on [0, T' - (N-1) g], plus i*g: uniform over all schedules that ke
 the end so that the last round completes within the horizon. The k-th sync starts when its time has come.
 
 The draws depend on (seed, draw) only, never on when the budget started: the same draw can be repeated.
-Without such a budget, each round draws its own H uniformly from ``min_h`` to ``max_h``.
+Without such a budget, or with one of more than `MAX_DRAWN` syncs, each round draws its own H uniformly from ``min_h``
+to ``max_h``.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import lru_cache
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -21,6 +23,7 @@ from controller.schema import Reason
 
 # Share of the horizon kept free at its end; a constant, since a measured one would move times that are already drawn.
 TAIL_FRAC = 0.05
+MAX_DRAWN = 100_000
 
 
 class RandomDeferralParams(BaseModel):
@@ -39,7 +42,7 @@ class RandomDeferral:
 
     def judge(self, view: FleetView, group: Group, now_s: float) -> Opinion:
         budget = view.budget
-        if budget.outer_syncs is None or budget.horizon_s is None:
+        if budget.outer_syncs is None or budget.horizon_s is None or budget.outer_syncs > MAX_DRAWN:
             h = random_h(seed=self.seed, draw=self.draw, round=view.round, min_h=view.min_h, max_h=view.max_h)
             return _opinion(group.h >= h, {"random_h": float(h)})
         times_s = random_times_s(
@@ -56,6 +59,7 @@ def _opinion(reached: bool, terms: dict[str, float]) -> Opinion:
     return Opinion(sync=reached, reason=reason, terms=terms)
 
 
+@lru_cache(maxsize=8)
 def random_times_s(num_syncs: int, *, seed: int, draw: int, horizon_s: float, min_gap_s: float) -> tuple[float, ...]:
     """Start times of the syncs in seconds since the budget began."""
     rng = random.Random(f"times/{seed}/{draw}")
