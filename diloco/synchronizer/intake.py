@@ -9,7 +9,7 @@ from typing import TypeVar
 from diloco.synchronizer.metrics import Direction, Metrics
 from diloco.synchronizer.storage import Disk
 from diloco.synchronizer.upload import Chunk, Name, Upload, Uploads
-from service.errors import InputError
+from service.errors import InputError, UnavailableError
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class Intake:
 
         Raises:
             InputError: the whole is not what was announced or not acceptable; the upload is gone.
-            UnavailableError: the disk fails; the upload stays, and the chunk may be sent again.
+            UnavailableError: the disk fails; the upload stays if its file does, and the chunk may be sent again.
         """
         key = (key, chunk.digest, chunk.total)
         upload = self._uploads.find(name, key)
@@ -53,6 +53,10 @@ class Intake:
             verified = await asyncio.to_thread(self._take, upload, chunk, verify)
         except InputError:
             self._uploads.discard(name)
+            raise
+        except UnavailableError:
+            if not upload.path.exists():
+                self._uploads.discard(name)
             raise
         self._metrics.bytes.labels(Direction.IN).inc(len(chunk.data))
         return upload, verified
