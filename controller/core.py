@@ -150,8 +150,8 @@ class Controller:
         registry = self.state.registry
         agent = registry.check(agent_id, beat.instance)
         registry.check_epoch(agent, beat.epoch)
-        version = self.state.version
-        check_heartbeat(beat, registry.known(agent, version=version), now_s=now_s)
+        check_heartbeat(beat, registry.known(agent, version=self.state.version), now_s=now_s)
+        told = registry.version
         agent = registry.beat(agent, beat, now_s=now_s)
         if agent.slot is not None:
             for report in beat.syncs:
@@ -163,7 +163,7 @@ class Controller:
                     now_s=now_s,
                     timeout_s=self.state.settings.sync_timeout_s,
                 )
-        if beat.syncs or self.state.version > version:
+        if beat.syncs or registry.version != told:
             self.close_rounds(now_s)
         return agent
 

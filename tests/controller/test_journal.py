@@ -11,7 +11,7 @@ import pytest
 
 from controller import journal as journal_module
 from controller.journal import Journal
-from controller.journal_file import JournalReader, connect, decision_row
+from controller.journal_file import APPLICATION_ID, JournalReader, connect, decision_row
 from controller.schema import Action, DecisionRecord, PolicySpec, Reason
 from service.errors import ConfigError, ConflictError, UnavailableError
 
@@ -162,6 +162,40 @@ def test_a_file_that_cannot_work_is_refused_with_the_option_named(
         Journal(path)
     assert caught.value.field == "--journal"
     assert caught.value.remedy
+
+
+def test_the_database_of_another_application_is_refused_and_left_as_it_is(path: Path) -> None:
+    other = sqlite3.connect(path)
+    other.executescript("CREATE TABLE meta (key TEXT PRIMARY KEY, body TEXT); PRAGMA user_version=1;")
+    other.close()
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="another application") as caught:
+        Journal(path)
+    assert (caught.value.field, "does not exist yet" in str(caught.value.remedy)) == ("--journal", True)
+    assert path.read_bytes() == before
+
+
+def test_a_marked_database_of_another_application_is_refused(path: Path) -> None:
+    Journal(path).close()
+    other = sqlite3.connect(path)
+    other.execute("PRAGMA application_id=42")
+    other.close()
+    with pytest.raises(ConfigError, match="another application"):
+        Journal(path)
+
+
+def test_a_journal_from_before_the_mark_is_opened_and_marked(path: Path) -> None:
+    journal = Journal(path)
+    journal.put("meta", "epoch", "7")
+    journal.close()
+    before = sqlite3.connect(path)
+    before.execute("PRAGMA application_id=0")
+    before.close()
+    Journal(path).close()
+    assert JournalReader(path).meta()["epoch"] == "7"
+    after = sqlite3.connect(path)
+    assert after.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+    after.close()
 
 
 def test_a_directory_that_does_not_exist_is_named(tmp_path: Path) -> None:
