@@ -1,7 +1,8 @@
 """The sync budget: how many outer syncs may be spent until a horizon ends, and how far apart.
 
-A period starts when it is set. After its horizon nothing is spent any more until a new one is set. A sync counts once
-its round closed with at least one contribution applied; a round that failed altogether costs nothing.
+A period starts when it is set. After its horizon nothing is spent any more until a new one is set. Every outer step
+since then costs one sync, told by a report or by the version of the global parameters alone (`controller.rounds`); a
+round that failed altogether costs nothing. Rounds that islands began by themselves may take more than the budget has.
 """
 
 from __future__ import annotations

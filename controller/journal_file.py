@@ -17,6 +17,9 @@ from service.errors import ConfigError, ConflictError, UnavailableError
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x57444C43
 """Marks our files ("WDLC"). Journals from before it are known by their tables, and marked when they are opened."""
+_UNMARKED_TABLES = frozenset(
+    {"meta", "agents", "servers", "rounds", "directives", "budget", "policy", "samples", "decisions"}
+)
 
 _STATE_NAMES = ("meta", "agents", "servers", "rounds", "directives", "budget", "policy")
 STATE_TABLES = {
@@ -120,7 +123,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _is_ours(connection: sqlite3.Connection) -> bool:
-    """Whether it is empty, marked, or has all tables of a journal and the version of its schema."""
+    """Whether it is empty, marked, or has the tables of a journal and a version of its schema."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     found = {str(name) for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -129,7 +132,7 @@ def _is_ours(connection: sqlite3.Connection) -> bool:
         return bool(application == APPLICATION_ID)
     if num_objects == 0:
         return bool(version == 0)
-    return bool(version > 0) and found >= {*_STATE_NAMES, *LOG_TABLES}
+    return bool(version > 0) and found >= _UNMARKED_TABLES
 
 
 def _cannot_open(path: Path, why: str) -> ConfigError:
