@@ -208,7 +208,9 @@ class Controller:
         await self.state.journal.commit()
         return self.state.budget
 
-    async def decisions(self, *, since: int, limit: int) -> DecisionPage:
+    async def decisions(self, *, since: int | None, limit: int) -> DecisionPage:
+        if since is None:
+            since = max(0, self.state.last_decision_id - limit)
         found = await asyncio.to_thread(self.state.reader.decisions, since=since, limit=limit)
         return DecisionPage(decisions=found, next_since=found[-1].id if found else since)
 

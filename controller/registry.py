@@ -85,7 +85,7 @@ class Registry:
             raise ConflictError(
                 f"{known.agent_id} is alive as another process",
                 field="instance",
-                remedy=f"stop it, or try again in {wait_s:.1f} s",
+                remedy=f"stop it, try again in {wait_s:.1f} s, or give this one another agent_id",
             )
 
     def _renew(self, known: AgentRecord, request: AgentRegistration, slot: int | None, now_s: float) -> AgentRecord:

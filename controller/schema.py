@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from diloco.schema import Progress, Slot, SyncReport
-from service.wire import Wire
+from service.wire import Order, Wire
 from sidecar.schema import LoadSample, Name
 
 
@@ -245,7 +245,7 @@ class Fleet(Wire):
     rounds_closed: int
 
 
-class PolicySpec(Wire):
+class PolicySpec(Order):
     """``GET/PUT /v1/policy``."""
 
     name: str
@@ -263,7 +263,7 @@ MAX_BUDGET_S = 1e10
 """Three hundred years, which still can be added to Unix times without losing seconds."""
 
 
-class BudgetSpec(Wire):
+class BudgetSpec(Order):
     """``PUT /v1/budget``: how many outer syncs may be spent until the horizon ends; after it none is.
 
     With ``outer_syncs`` None the number is unlimited and only ``min_gap_s`` holds.
@@ -290,7 +290,7 @@ class ControlAction(StrEnum):
     SYNC_NOW = "sync_now"
 
 
-class ControlRequest(Wire):
+class ControlRequest(Order):
     """``POST /v1/control``."""
 
     action: ControlAction

@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -28,6 +28,9 @@ from service.settings import ServiceSettings
 from service.tasks import Background, background
 
 DEFAULT_MAX_BODY_BYTES = 8 << 20
+
+# A `_created` series per counter tells the process's start over and over.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 Lifespan = Callable[[FastAPI, Background], AbstractAsyncContextManager[None]]
 Readiness = Callable[[], str | None]

@@ -300,6 +300,39 @@ def test_an_agent_that_comes_back_during_a_round_is_told_again_under_its_new_epo
     play(make_settings(tmp_path), clock, body)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/budget", {"syncs": 2}),
+        ("/v1/policy", {"name": "fixed_h", "parms": {"h": 5}}),
+    ],
+)
+def test_a_misspelt_order_is_refused_and_changes_nothing(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
+    async def play_it(client: Client) -> None:
+        before = await client.get(path)
+        refused = await client.http.put(path, json=body)
+        assert refused.status_code == 422
+        assert refused.json()["field"] in {"body.syncs", "body.parms"}
+        assert await client.get(path) == before
+
+    play(make_settings(tmp_path), ManualClock(), play_it)
+
+
+def test_without_since_the_newest_decisions_are_shown(tmp_path: Path) -> None:
+    async def body(client: Client) -> None:
+        async def decided() -> bool:
+            return len(await reasons(client)) >= 4
+
+        await until(decided, "four decisions")
+        newest = (await client.get("/v1/decisions", limit=2))["decisions"]
+        assert [decision["id"] for decision in newest] == [newest[0]["id"], newest[0]["id"] + 1]
+        assert newest[-1]["id"] >= 4
+        oldest = (await client.get("/v1/decisions", since=0, limit=2))["decisions"]
+        assert [decision["id"] for decision in oldest] == [1, 2]
+
+    play(make_settings(tmp_path), ManualClock(), body)
+
+
 def test_islands_may_not_sync_alone_once_the_budget_is_over(tmp_path: Path) -> None:
     clock = ManualClock()
 
