@@ -223,7 +223,12 @@ class Observer:
         if interval is not None and interval.arrivals is not None:
             rate_per_s = interval.arrivals / interval.length_s
             self._arrivals.observe(rate_per_s, now_s=page.monotonic_s)
-            self._bursts.observe(rate_per_s, interval_s=interval.length_s, now_s=page.monotonic_s)
+            self._bursts.observe(
+                rate_per_s,
+                interval_s=interval.length_s,
+                now_s=page.monotonic_s,
+                seasonal_mean=self._arrivals.seasonal_mean,
+            )
 
     def _make_sample(self, result: ScrapeResult, interval: Interval | None, verdict: Verdict | None) -> LoadSample:
         page = result.snapshot
@@ -259,7 +264,7 @@ class Observer:
         in_engine = self._in_engine.predict(horizon_s)
         if arrivals is None:
             return None
-        burst = self._bursts.predict(horizon_s)
+        burst = self._bursts.predict(horizon_s, seasonal_mean=self._arrivals.seasonal_mean)
         return ForecastPoint(
             horizon_s=horizon_s,
             arrivals_per_s=arrivals.point,

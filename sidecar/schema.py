@@ -38,14 +38,15 @@ class EngineState(StrEnum):
 class ForecastPoint(Wire):
     """Forecast for the interval that ends ``horizon_s`` from now."""
 
-    horizon_s: float = Field(gt=0)
-    arrivals_per_s: NonNegative
-    arrivals_per_s_q10: NonNegative
-    arrivals_per_s_q50: NonNegative
-    arrivals_per_s_q90: NonNegative
-    running: NonNegative | None = None
+    horizon_s: float = Field(gt=0, examples=[5.0])
+    arrivals_per_s: NonNegative = Field(examples=[3.2])
+    """The mean. Least absolute errors has the median, ``arrivals_per_s_q50``."""
+    arrivals_per_s_q10: NonNegative = Field(examples=[0.0])
+    arrivals_per_s_q50: NonNegative = Field(examples=[2.0])
+    arrivals_per_s_q90: NonNegative = Field(examples=[8.0])
+    running: NonNegative | None = Field(default=None, examples=[4.1])
     """Expected number of requests in the engine (running and waiting)."""
-    running_q90: NonNegative | None = None
+    running_q90: NonNegative | None = Field(default=None, examples=[9.0])
     method: str | None = Field(default=None, examples=["simple"])
     """The kind of model that counts most for the arrivals at this horizon: ``simple``, ``holt``, ``damped_holt`` or
     ``holt_winters``."""
@@ -109,12 +110,12 @@ class Load(Wire):
 class Forecast(Wire):
     """``GET /v1/forecast?horizon_s=``."""
 
-    t_s: float
-    method: str
+    t_s: float = Field(examples=[1790000000.0])
+    method: str = Field(examples=["simple"])
     """That of the shortest horizon; each point has its own."""
     season_s: float | None = Field(default=None, examples=[60.0])
     """Season of the arrivals that was found, None while there is none."""
-    num_observations: int
+    num_observations: int = Field(examples=[3600])
     points: tuple[ForecastPoint, ...]
 
 

@@ -24,6 +24,7 @@ from operator import mul
 
 SHARPNESS = 1.5
 PRIOR_OUTCOMES = 10.0
+NEW_MODEL_FADE = 0.1
 # The weights of a well-known target hardly move with one outcome, and cost as much as twenty of them.
 WEIGH_EVERY = 8
 EAGER_OUTCOMES = 40
@@ -40,6 +41,7 @@ class Blend:
         "_own_means",
         "_penalties",
         "_scales",
+        "_shift",
         "best",
         "mean",
         "means",
@@ -72,11 +74,13 @@ class Blend:
 
     def combine(self, forecasts: Sequence[float]) -> float:
         """The blended forecast."""
-        return self._offset + math.fsum(map(mul, self._scales, forecasts))
+        blended: float = self._offset + sum(map(mul, self._scales, forecasts))
+        return blended
 
     def average(self, forecasts: Sequence[float]) -> float:
-        """The blend without the slopes."""
-        return math.fsum(map(mul, self.weights, forecasts))
+        """The blend without the slopes; forecasts with means of their own are moved to that of the first."""
+        blended: float = self._shift + sum(map(mul, self.weights, forecasts))
+        return blended
 
     def learn(self, forecasts: Sequence[float], outcome: float) -> None:
         """``outcome`` is what the ``forecasts`` were about."""
@@ -99,13 +103,25 @@ class Blend:
             self._weigh()
 
     def resize(self, penalties: Sequence[float]) -> None:
-        """Other models at the end of the list; a new one begins with the record of the first."""
-        num_new = len(penalties) - len(self._penalties)
+        """Other models at the end of the list.
+
+        A new one begins with the record of the best, to be proved or not; all records fade, so that what it does soon
+        outweighs what it never did.
+        """
+        num_new, best = len(penalties) - len(self._penalties), self.best
+        if num_new > 0:
+            self._fade(NEW_MODEL_FADE)
         self._penalties = list(penalties)
-        self.sxx = self.sxx[: len(penalties)] + [self.sxx[0]] * num_new
-        self.sxy = self.sxy[: len(penalties)] + [self.sxy[0]] * num_new
-        self.means = self.means[: len(penalties)] + [self.means[0]] * num_new
+        self.sxx = self.sxx[: len(penalties)] + [self.sxx[best]] * num_new
+        self.sxy = self.sxy[: len(penalties)] + [self.sxy[best]] * num_new
+        self.means = self.means[: len(penalties)] + [self.means[best]] * num_new
         self._weigh()
+
+    def _fade(self, factor: float) -> None:
+        self.num *= factor
+        self.syy *= factor
+        self.sxx = [factor * value for value in self.sxx]
+        self.sxy = [factor * value for value in self.sxy]
 
     def load(
         self,
@@ -142,4 +158,5 @@ class Blend:
         self.weights = [weight / total for weight in weights]
         self._scales: list[float] = list(map(mul, self.weights, slopes))
         self._offset = self.mean * (1.0 - sum(self._scales))
+        self._shift = self.means[0] - math.fsum(map(mul, self.weights, self.means))
         self.best = scores.index(top)

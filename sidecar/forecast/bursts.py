@@ -12,13 +12,21 @@ Sums over h seconds are differences of that integral, linear between observation
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from sidecar.forecast.burst import BurstForecast, BurstTrack
 from sidecar.forecast.experts import ALPHAS
-from sidecar.forecast.smoothing import decay
+from sidecar.forecast.smoothing import decays, whole
 from sidecar.forecast.state import BurstState, load_burst, save_burst
 
 GAP_S = 60.0
+
+SeasonalMean = Callable[[float], float | None]
+"""What a seasonal model expects on average of the next so many seconds; None when it knows no season."""
+
+
+def no_season(_: float) -> None:
+    """For a series without a seasonal model."""
 
 
 class BurstForecaster:
@@ -32,7 +40,9 @@ class BurstForecaster:
         self._last_s: float | None = None
         self._age_s = 0.0
 
-    def observe(self, rate_per_s: float, *, interval_s: float, now_s: float) -> None:
+    def observe(
+        self, rate_per_s: float, *, interval_s: float, now_s: float, seasonal_mean: SeasonalMean = no_season
+    ) -> None:
         """``rate_per_s`` is the mean over the ``interval_s`` that ended at ``now_s``."""
         if not (math.isfinite(rate_per_s) and rate_per_s >= 0 and interval_s > 0):
             return
@@ -43,10 +53,9 @@ class BurstForecaster:
         if not self.levels or elapsed_s > 1.5 * interval_s:
             # What came between the last observation and this interval is not known: no sum over it is.
             self._restart(rate_per_s, far=elapsed_s > max(GAP_S, 2 * self._tick_s))
-        num_ticks = interval_s / self._tick_s
+        weights = decays(ALPHAS, whole(interval_s / self._tick_s))
         self.levels = [
-            level + decay(alpha, num_ticks) * (rate_per_s - level)
-            for alpha, level in zip(ALPHAS, self.levels, strict=True)
+            level + weight * (rate_per_s - level) for weight, level in zip(weights, self.levels, strict=True)
         ]
         self._arrivals += rate_per_s * interval_s
         self._last_s = now_s
@@ -56,16 +65,18 @@ class BurstForecaster:
                 pending = track.pending.popleft()
                 late = rate_per_s * min(now_s - pending.target_s, interval_s)
                 track.learn(pending, self._arrivals - late - pending.arrivals)
-            if track.take_turn(now_s):
-                track.issue(roots, self._arrivals, now_s=now_s)
+            if now_s >= track.cadence.next_s:
+                known = track.with_seasonal(roots, seasonal_mean(track.horizon_s))
+                track.issue(known, self._arrivals, now_s=now_s)
 
-    def predict(self, horizon_s: float) -> BurstForecast | None:
+    def predict(self, horizon_s: float, *, seasonal_mean: SeasonalMean = no_season) -> BurstForecast | None:
         """For a horizon that is tracked; None for others, and before a level is known."""
         track = next((track for track in self.tracks if track.horizon_s == horizon_s), None)
         if track is None or track.level.value is None:
             return None
         roots = [math.sqrt(level) for level in self.levels]
-        return BurstForecast(track.probability(roots), track.burst_level)
+        known = track.with_seasonal(roots, seasonal_mean(horizon_s))
+        return BurstForecast(track.probability(known), track.burst_level)
 
     def export(self) -> BurstState:
         """All that was learned; sums under way are not part of it."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from sidecar.forecast.season import SeasonFinder
 from sidecar.forecast.seasonal import HoltWinters, Seasonal, initial_seasons
-from sidecar.forecast.smoothing import Smoothing, decay, reach
+from sidecar.forecast.smoothing import Smoothing, decay, decays, reach
 
 ALPHAS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
 TRENDS = (
@@ -17,10 +17,10 @@ TRENDS = (
     Smoothing(0.2, 0.1, phi=0.95),
     Smoothing(0.6, 0.2, phi=0.85),
 )
-SEASONALS = (Seasonal(0.05, 0.001, 0.1), Seasonal(0.3, 0.001, 0.2))
+SEASONALS = (Seasonal(0.05, 0.001, 0.05), Seasonal(0.3, 0.001, 0.1))
 PENALTIES = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 3.0, 5.0, 4.0, 6.0)
 """In nats, of the simple and the trend models: one for each doubling of the smoothing factor, one for a trend."""
-SEASONAL_PENALTIES = (3.0, 5.0)
+SEASONAL_PENALTIES = (1.0, 2.0)
 METHODS = ("simple",) * len(ALPHAS) + tuple(model.method for model in TRENDS) + ("holt_winters",) * len(SEASONALS)
 
 
@@ -45,11 +45,10 @@ class Experts:
     def observe(self, value: float, *, num_ticks: float) -> bool:
         """One more value, ``num_ticks`` after the last; True when Holt-Winters came, went or changed its season."""
         levels = self.levels
-        num_simple = len(ALPHAS)
-        for i, alpha in enumerate(ALPHAS):
-            levels[i] += decay(alpha, num_ticks) * (value - levels[i])
+        for i, weight in enumerate(decays(ALPHAS, num_ticks)):
+            levels[i] += weight * (value - levels[i])
         for i, model in enumerate(TRENDS):
-            self._advance_trend(i, num_simple + i, model, value, num_ticks)
+            self._advance_trend(i, len(ALPHAS) + i, model, value, num_ticks)
         for seasonal in self.seasonals:
             seasonal.observe(value, num_ticks=num_ticks)
         if self.finder.observe(value, num_ticks=num_ticks):
@@ -74,6 +73,10 @@ class Experts:
         ]
         forecasts += [seasonal.after(num_ticks) for seasonal in self.seasonals]
         return forecasts
+
+    def seasonal_mean(self, num_ticks: float) -> float | None:
+        """Mean of what Holt-Winters expects of the next ``num_ticks``; None without a season."""
+        return self.seasonals[0].mean(num_ticks) if self.seasonals else None
 
     def _advance_trend(self, i: int, at: int, model: Smoothing, value: float, num_ticks: float) -> None:
         """`smoothing.update` on the lists."""

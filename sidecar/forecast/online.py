@@ -21,6 +21,7 @@ import math
 
 from sidecar.forecast.base import Prediction
 from sidecar.forecast.experts import METHODS, Experts, trend_reaches
+from sidecar.forecast.smoothing import whole
 from sidecar.forecast.state import ForecasterState, load_forecaster, save_forecaster
 from sidecar.forecast.track import NORMAL_Q90, Track
 
@@ -50,6 +51,10 @@ class SmoothingForecaster:
         season_ticks = self._experts.season_ticks
         return None if season_ticks is None else season_ticks * self._tick_s
 
+    def seasonal_mean(self, horizon_s: float) -> float | None:
+        """What Holt-Winters expects on average of the next ``horizon_s``; None without a season."""
+        return self._experts.seasonal_mean(horizon_s / self._tick_s)
+
     def method(self, horizon_s: float) -> str:
         """The kind of model that counts most at ``horizon_s``."""
         weights: dict[str, float] = {}
@@ -63,14 +68,13 @@ class SmoothingForecaster:
         elapsed_s = self._age_s if self._last_s is None else now_s - self._last_s
         if not self._experts.levels or elapsed_s > max(GAP_S, 2 * self._tick_s):
             self._restart(value)
-        elif elapsed_s > 0 and self._experts.observe(value, num_ticks=elapsed_s / self._tick_s):
+        elif elapsed_s > 0 and self._experts.observe(value, num_ticks=whole(elapsed_s / self._tick_s)):
             self._set_models()
         self._last_s = now_s
         self._num_observations += 1
         for track in self._tracks:
-            track.settle(value, now_s=now_s)
-            if track.take_turn(now_s):
-                track.issue(self._experts.forecast(track.num_ticks, track.reaches), now_s=now_s)
+            if now_s >= track.wake_s:
+                track.advance(value, self._experts, now_s=now_s)
 
     def predict(self, horizon_s: float) -> Prediction | None:
         if not self._experts.levels:

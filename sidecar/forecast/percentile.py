@@ -12,10 +12,11 @@ from collections.abc import Mapping
 
 GROWTH = 1.04
 NUM_BUCKETS = 400
+BUCKETS_PER_LOG = 1.0 / math.log(GROWTH)
 FIRST_EDGE = 0.5
 # Weights grow instead of all buckets fading with every value; before a float overflows they are scaled down.
 MAX_WEIGHT = 1e12
-REFRESH_EVERY = 16
+REFRESH_EVERY = 32
 NUM_EAGER = 64
 
 
@@ -68,7 +69,7 @@ def bucket_of(value: float) -> int:
     """0 is nothing at all; then one bucket per `GROWTH`."""
     if value < FIRST_EDGE:
         return 0
-    return min(1 + int(math.log(value / FIRST_EDGE) / math.log(GROWTH) + 1e-9), NUM_BUCKETS - 1)
+    return min(1 + int(math.log(value / FIRST_EDGE) * BUCKETS_PER_LOG + 1e-9), NUM_BUCKETS - 1)
 
 
 def edge_of(bucket: int) -> float:

@@ -60,12 +60,10 @@ class Residuals:
 
     def correct(self, outcome: float, issued: Sequence[float]) -> None:
         """Move the levels by whether ``outcome`` was within the quantiles that were ``issued``."""
-        self.levels = [
-            min(max(level + self._step * (probability - (outcome <= quantile)), lowest), highest)
-            for level, probability, quantile, (lowest, highest) in zip(
-                self.levels, PROBABILITIES, issued, LEVEL_BOUNDS, strict=True
-            )
-        ]
+        step = self._step
+        for i, (low, high) in enumerate(LEVEL_BOUNDS):
+            level = self.levels[i] + step * (PROBABILITIES[i] - (outcome <= issued[i]))
+            self.levels[i] = low if level < low else high if level > high else level
 
     def quantiles(self) -> tuple[float, ...]:
         """The residuals at the corrected `PROBABILITIES`, ascending. At least one residual must be known."""

@@ -21,6 +21,7 @@ MAX_SEASON_TICKS = 120
 WINDOW_TICKS = 360
 """Three of the longest seasons."""
 TICKS_PER_LAG = 3
+"""Twice that while a season is known: Holt-Winters takes its share of the time."""
 MIN_CORRELATION = 0.3
 NEAR_BEST = 0.9
 MIN_SEASON_TICKS = 4
@@ -54,7 +55,7 @@ class SeasonFinder:
         if self._countdown or len(self._values) < WINDOW_TICKS:
             self._countdown = self._countdown or 1
             return False
-        self._countdown = TICKS_PER_LAG
+        self._countdown = TICKS_PER_LAG if self.season_ticks is None else 2 * TICKS_PER_LAG
         return self._advance()
 
     def restart(self) -> None:

@@ -51,6 +51,15 @@ class HoltWinters:
         phase = int(self.tick + num_ticks + 0.5) % len(self.seasons)
         return self.level + num_ticks * self.trend + self.seasons[phase]
 
+    def mean(self, num_ticks: float) -> float:
+        """Mean of the expected values of the next ``num_ticks``."""
+        count, season = max(int(num_ticks + 0.5), 1), len(self.seasons)
+        laps, rest = divmod(count, season)
+        first = int(self.tick + 1.5) % season
+        ahead = self.seasons[first : first + rest] + self.seasons[: max(first + rest - season, 0)]
+        total = sum(ahead) + (laps * sum(self.seasons) if laps else 0.0)
+        return self.level + (count + 1) / 2 * self.trend + total / count
+
     def observe(self, value: float, *, num_ticks: float) -> None:
         """``value`` was seen ``num_ticks`` after the last one."""
         self.tick = (self.tick + num_ticks) % len(self.seasons)

@@ -13,7 +13,10 @@ new would have. Simple smoothing has b = 0. The first observation is the first l
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+JITTER_TICKS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +67,13 @@ def reach(phi: float, num_ticks: float) -> float:
     if phi == 1.0 or num_ticks == 0.0:
         return num_ticks
     return phi * (1.0 - math.pow(phi, num_ticks)) / (1.0 - phi)
+
+
+def decays(rates: Sequence[float], num_ticks: float) -> Sequence[float]:
+    """`decay` of each of ``rates``."""
+    return rates if num_ticks == 1.0 else [decay(rate, num_ticks) for rate in rates]
+
+
+def whole(num_ticks: float) -> float:
+    """``num_ticks``, or 1 when jitter is all that it differs by: powers cost more than they tell."""
+    return 1.0 if abs(num_ticks - 1.0) < JITTER_TICKS else num_ticks

@@ -13,7 +13,8 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from sidecar.forecast.blend import Blend
-from sidecar.forecast.burst import BurstTrack
+from sidecar.forecast.burst import PENALTIES as BURST_PENALTIES
+from sidecar.forecast.burst import SEASONAL_PENALTY, BurstTrack
 from sidecar.forecast.experts import ALPHAS, PENALTIES, SEASONALS, Experts
 from sidecar.forecast.percentile import NUM_BUCKETS
 from sidecar.forecast.residuals import MAX_RESIDUALS, PROBABILITIES
@@ -139,7 +140,7 @@ class BurstTrackState(Document):
     variance: float = Field(ge=0)
     intercept: float
     slope: float = Field(gt=0)
-    precision: list[float] = Field(min_length=3, max_length=3)
+    precision: tuple[float, float, float]
 
 
 class BurstState(Document):
@@ -180,13 +181,15 @@ def load_burst(state: BurstState, tracks: Sequence[BurstTrack], *, tick_s: float
     if len(state.levels) not in {0, len(ALPHAS)} or min(state.levels, default=0.0) < 0:
         raise ValueError("has other models")
     for saved in state.tracks:
-        saved.blend.check(len(ALPHAS))
+        saved.blend.check(len(ALPHAS) + (len(saved.blend.sxx) > len(ALPHAS)))
         if any(not 0 <= bucket < NUM_BUCKETS or count < 0 for bucket, count in saved.counts.items()):
             raise ValueError("counts are not those of a percentile")
     for track, saved in zip(tracks, state.tracks, strict=True):
+        if len(saved.blend.sxx) > len(ALPHAS):
+            track.blend.resize((*BURST_PENALTIES, SEASONAL_PENALTY))
         saved.blend.load(track.blend)
         track.level.load(saved.counts)
         track.num_outcomes = saved.num_outcomes
         track.mean, track.variance = saved.mean, saved.variance
         track.intercept, track.slope = saved.intercept, saved.slope
-        track.precision = list(saved.precision)
+        track.precision = saved.precision

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from sidecar.forecast.blend import Blend
 from sidecar.forecast.cadence import Cadence
-from sidecar.forecast.experts import PENALTIES, trend_reaches
+from sidecar.forecast.experts import PENALTIES, Experts, trend_reaches
 from sidecar.forecast.residuals import PROBABILITIES, Residuals
 
 PER_HORIZON = 3
@@ -46,16 +46,22 @@ class Track:
         self.blend = Blend(PENALTIES, discount=self._cadence.discount(DISCOUNT), overlap=self._cadence.overlap)
         self.residuals = tuple(self.new_residuals() for _ in range(len(CONDITION_EDGES) + 1))
         self._pending: deque[Pending] = deque(maxlen=MAX_PENDING)
+        self.wake_s = -math.inf
 
     def new_residuals(self, residuals: Sequence[float] = (), levels: Sequence[float] = PROBABILITIES) -> Residuals:
         """Of this horizon, with what was kept of earlier ones."""
         return Residuals(residuals, levels, interval_ticks=self._cadence.interval_ticks)
 
-    def take_turn(self, now_s: float) -> bool:
-        """Whether a new prediction is to be issued at ``now_s``."""
-        return self._cadence.take_turn(now_s)
+    def advance(self, value: float, experts: Experts, *, now_s: float) -> None:
+        """``value`` was seen at ``now_s`` and ``experts`` know it; nothing is to be done before `wake_s`."""
+        self._settle(value, now_s=now_s)
+        if now_s >= self._cadence.next_s:
+            self._cadence.take_turn(now_s)
+            self._issue(experts.forecast(self.num_ticks, self.reaches), now_s=now_s)
+        target_s = self._pending[0].target_s if self._pending else math.inf
+        self.wake_s = min(self._cadence.next_s, target_s - self._tick_s / 2)
 
-    def issue(self, forecasts: list[float], *, now_s: float) -> None:
+    def _issue(self, forecasts: list[float], *, now_s: float) -> None:
         """Keep the models' ``forecasts``, made at ``now_s``, for their target time."""
         point = max(self.blend.combine(forecasts), 0.0)
         condition = self._condition(point)
@@ -63,7 +69,7 @@ class Track:
         quantiles = tuple(max(point + error, 0.0) for error in spread) if spread else ()
         self._pending.append(Pending(now_s + self.horizon_s, forecasts, point, quantiles, condition))
 
-    def settle(self, value: float, *, now_s: float) -> None:
+    def _settle(self, value: float, *, now_s: float) -> None:
         """Compare ``value``, seen at ``now_s``, with the predictions that were about this moment.
 
         A prediction is about the observation within a tick of its target; where there was none (a gap, ticks that

@@ -50,9 +50,9 @@ def test_a_bias_counts_unless_means_are_the_models_own() -> None:
     assert taught(data, penalties=[0.0, 0.0], own_means=True).best == 0
 
 
-def test_a_model_that_comes_begins_with_the_record_of_the_first() -> None:
-    blend = taught([([1.0 * i, 0.0], 1.0 * i) for i in range(50)], penalties=[0.0, 0.0])
+def test_a_model_that_comes_begins_with_the_record_of_the_best() -> None:
+    blend = taught([([0.0, 1.0 * i], 1.0 * i) for i in range(50)], penalties=[0.0, 0.0])
     blend.resize([0.0, 0.0, 0.0])
-    assert blend.weights == pytest.approx([0.5, 0.0, 0.5], abs=1e-3)
+    assert blend.weights == pytest.approx([0.0, 0.5, 0.5], abs=1e-3)
     blend.resize([0.0, 0.0])
-    assert blend.weights == pytest.approx([1.0, 0.0], abs=1e-3)
+    assert blend.weights == pytest.approx([0.0, 1.0], abs=1e-3)

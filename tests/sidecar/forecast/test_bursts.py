@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.forecast import HORIZONS_S, BurstForecast, BurstForecaster
+from sidecar.forecast import HORIZONS_S, BurstForecast, BurstForecaster, SmoothingForecaster
 from sidecar.forecast.percentile import Percentile, bucket_of, edge_of
 
 
@@ -104,6 +104,20 @@ def test_probabilities_are_probabilities_whatever_comes(rates: list[float], step
         for horizon_s in HORIZONS_S:
             forecast = bursts.predict(horizon_s)
             assert forecast is None or (0 < forecast.probability < 1 and 1 <= forecast.level < math.inf)
+
+
+def test_a_seasonal_burst_is_seen_half_a_season_ahead() -> None:
+    rng = random.Random(5)
+    forecaster, bursts = SmoothingForecaster(tick_s=1.0), BurstForecaster(tick_s=1.0, horizons_s=HORIZONS_S)
+    for i in range(3000):
+        # 3000 is the beginning of a season: 15 s of calm, then 15 s of rush.
+        rate = (20.0 if i % 30 >= 15 else 2.0) + rng.random()
+        forecaster.observe(rate, now_s=float(i))
+        bursts.observe(rate, interval_s=1.0, now_s=float(i), seasonal_mean=forecaster.seasonal_mean)
+        if i in {2983, 2998}:
+            forecast = bursts.predict(15.0, seasonal_mean=forecaster.seasonal_mean)
+            assert forecast is not None
+            assert (forecast.probability > 0.2) == (i == 2983)
 
 
 def test_what_is_no_rate_is_ignored() -> None:

