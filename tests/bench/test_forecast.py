@@ -32,7 +32,8 @@ pytestmark = [pytest.mark.bench, pytest.mark.timeout(900)]
 WARM_UP_S, FIT_S, REFIT_S = 600, 600, 60
 FACTORS = (0.02, 0.05, 0.1, 0.2, 0.4)
 BURST_HORIZONS_S = (5, 15, 60)
-SEEDS = (1, 2, 3, 4, 5, 6)
+# The constants of the forecaster were chosen with other seeds.
+SEEDS = tuple(range(101, 113))
 NUM_REFITTED_SEEDS = 1
 # Until the season is found; what is not yet known cannot be compared with what is told.
 SEASON_WARM_UP_S = 1800
