@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 VLLM_VENV ?= .venv-vllm
 
-.PHONY: help install vllm check test demo bench clean
+.PHONY: help install vllm check test demo bench bench-forecast clean
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints-dev.txt
 	$(PYTHON) -m venv $(VENV)
@@ -35,6 +35,9 @@ demo: $(STAMP) vllm ## the main job: two vLLM servers under traffic, two islands
 
 bench: $(STAMP) vllm ## measured claims (ratios in one run)
 	$(BIN)/python -m pytest -m bench -s
+
+bench-forecast: $(STAMP) ## the forecaster against fixed smoothing factors and refitted Holt-Winters
+	$(BIN)/python -m pytest -m bench -s tests/bench/test_forecast.py
 
 clean: ## remove both environments and all output
 	rm -rf $(VENV) $(VLLM_VENV) .local out build *.egg-info

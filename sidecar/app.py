@@ -1,15 +1,17 @@
-"""The sidecar as an HTTP application: two tasks, scrape and push, and what they know under ``/v1``.
+"""The sidecar as an HTTP application: its tasks, scrape, push and save, and what they know under ``/v1``.
 
-Neither task depends on the other, and health depends on neither the server nor the controller: a sidecar whose server
+No task depends on another, and health depends on neither the server nor the controller: a sidecar whose server
 is down is ready, it says DOWN.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Annotated
 
 import httpx
@@ -17,14 +19,15 @@ from fastapi import FastAPI, Query
 
 from service.app import build_app
 from service.client import client_options
-from service.tasks import Background, every
+from service.tasks import Background, every, wait_for_exit
 from sidecar.config import SidecarSettings
 from sidecar.forecast import HORIZONS_S
+from sidecar.learned import read_learned, write_learned
 from sidecar.metrics import SidecarMetrics
 from sidecar.observer import Observer
 from sidecar.pace import decide_pace
 from sidecar.push import Pusher
-from sidecar.schema import Forecast, Load, Pace, PaceMode, PaceRequest, SloReport
+from sidecar.schema import Calibration, Forecast, Load, Pace, PaceMode, PaceRequest, SloReport
 from sidecar.source.parse import PageParser
 from sidecar.source.scrape import Scraper
 
@@ -35,11 +38,13 @@ DESCRIPTION = (
 )
 # A controller that takes longer than this to take a batch is overloaded; samples wait in the queue.
 PUSH_TIMEOUT_S = 3.0
+SAVE_EVERY_S = 60.0
+DEFAULT_SYNC_DURATION_S = 5.0
 MAX_HORIZON_S = 60.0
 
 
 class Sidecar:
-    """Observer, pace and queue of one server, and the two tasks that feed them."""
+    """Observer, pace and queue of one server, and the tasks that feed them."""
 
     def __init__(self, settings: SidecarSettings) -> None:
         self.settings = settings
@@ -58,6 +63,10 @@ class Sidecar:
     @asynccontextmanager
     async def run(self, _: FastAPI, tasks: Background) -> AsyncIterator[None]:
         """Start the tasks; their clients are closed when the block ends."""
+        state_file = self.settings.state_file
+        if state_file is not None:
+            self._restore(state_file)
+            tasks.start("save", lambda: self._save_all(state_file, tasks))
         async with AsyncExitStack() as clients:
             scraper = await self._open_scraper(clients)
             tasks.start("scrape", lambda: self._scrape_all(scraper, tasks))
@@ -66,6 +75,30 @@ class Sidecar:
                 self._pusher = pusher
                 tasks.start("push", lambda: pusher.run(tasks.exit))
             yield
+
+    def _restore(self, path: Path) -> None:
+        learned = read_learned(path)
+        if learned is None:
+            return
+        try:
+            self.observer.restore(learned, t_s=time.time())
+        except ValueError as exc:
+            logger.warning("cold start: %s %s", path, exc)
+        else:
+            logger.info("restored file=%s age_s=%.0f", path, max(time.time() - learned.t_s, 0.0))
+
+    async def _save_all(self, path: Path, tasks: Background) -> None:
+        """Every minute, and once more at the end."""
+        while not tasks.exit.is_set():
+            await wait_for_exit(tasks.exit, SAVE_EVERY_S)
+            sample = self.observer.sample
+            if sample is None or self.observer.num_observations == 0:
+                continue
+            try:
+                await asyncio.to_thread(write_learned, path, self.observer.export(t_s=sample.t_s))
+            except OSError as exc:
+                self.metrics.count_state_failure()
+                logger.warning("state file not written file=%s: %s", path, exc.strerror or exc)
 
     async def _open_scraper(self, clients: AsyncExitStack) -> Scraper:
         timeout_s = self.settings.scrape_timeout_s
@@ -145,9 +178,18 @@ def _add_reading_routes(app: FastAPI, sidecar: Sidecar) -> None:
         return Forecast(
             t_s=observer.sample.t_s if observer.sample else time.time(),
             method=observer.method,
+            season_s=observer.season_s,
             num_observations=observer.num_observations,
             points=observer.predict(HORIZONS_S if horizon_s is None else (horizon_s,)),
         )
+
+    @app.get("/v1/calibration", tags=["server"], summary="P(violation) by load and phase, and the cost of a sync ahead")
+    async def calibration(
+        sync_duration_s: Annotated[
+            float, Query(gt=0, le=600, description="How long the sync would take", examples=[5])
+        ] = DEFAULT_SYNC_DURATION_S,
+    ) -> Calibration:
+        return observer.calibration(sync_duration_s=sync_duration_s)
 
     @app.get("/v1/slo", tags=["server"], summary="SLO attainment over sliding windows")
     async def slo() -> SloReport:

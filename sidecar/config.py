@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+from pathlib import Path
 from typing import ClassVar, Self
 from urllib.parse import urlsplit
 
@@ -43,6 +44,9 @@ class SidecarSettings(ServiceSettings):
     """What the server's series begin with; ray_vllm_ under Ray Serve."""
     window_s: float = Field(default=300.0, ge=10, le=3600)
     """Seconds of samples that /v1/load can show."""
+    state_file: Path | None = None
+    """File that keeps what was learned (forecasts, calibration) over a restart, written every minute and at the end;
+    nothing is kept when left out."""
     push_interval_s: float = Field(default=1.0, ge=0.1, le=60)
     """Seconds between batches to the controller."""
     push_queue_samples: int = Field(default=3600, ge=1, le=100_000)
@@ -61,6 +65,13 @@ class SidecarSettings(ServiceSettings):
         except InputError as exc:
             raise ValueError(f"{exc.message}: {exc.remedy}") from exc
         return text
+
+    @field_validator("state_file")
+    @classmethod
+    def _check_state_file(cls, path: Path | None) -> Path | None:
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise ValueError(f"{path} is a folder, or in none that exists: name a file in an existing folder")
+        return path
 
     @model_validator(mode="before")
     @classmethod

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from sidecar.calibrator import Calibrator, Phase
 from sidecar.observer import Observer
 from sidecar.push import DropReason, PushOutcome
 from sidecar.schema import EngineState, ForecastPoint, LoadSample, Pace
@@ -34,6 +35,9 @@ class SidecarMetrics:
         self._dropped = Counter(
             f"{PREFIX}_samples_dropped", "Samples that never reached the controller", ["reason"], registry=self.registry
         )
+        self._state_failures = Counter(
+            f"{PREFIX}_state_write_failures", "Times that the state file could not be written", registry=self.registry
+        )
         for scrape_outcome in ScrapeOutcome:
             self._scrapes.labels(scrape_outcome)
         for push_outcome in PushOutcome:
@@ -48,6 +52,9 @@ class SidecarMetrics:
 
     def count_internal_failure(self) -> None:
         self._scrapes.labels(ScrapeOutcome.INTERNAL).inc()
+
+    def count_state_failure(self) -> None:
+        self._state_failures.inc()
 
     def count_push(self, outcome: PushOutcome) -> None:
         self._pushes.labels(outcome).inc()
@@ -69,6 +76,7 @@ class ObserverCollector(Collector):
         yield _states(observer.status.state)
         yield from _sample_gauges(observer.sample)
         yield from _forecast_gauges(observer.predict())
+        yield _calibration_counts(observer.calibrator)
         yield _gauge("pace_ratio", "How much the trainer may run", self._pace().pace)
         yield _gauge("push_queue_samples", "Samples that wait for the controller", self._num_queued())
         yield _counter("engine_restarts", "Restarts of the engine that were seen", observer.num_restarts)
@@ -102,6 +110,12 @@ def _forecast_gauges(points: tuple[ForecastPoint, ...]) -> Iterator[Metric]:
     in_engine = GaugeMetricFamily(
         f"{PREFIX}_forecast_requests", "Forecast requests in the engine", labels=["horizon_s", "level"]
     )
+    bursts = GaugeMetricFamily(
+        f"{PREFIX}_burst_probability", "Probability that a burst comes within the horizon", labels=["horizon_s"]
+    )
+    burst_level = GaugeMetricFamily(
+        f"{PREFIX}_burst_arrivals", "Arrivals within the horizon that make a burst", labels=["horizon_s"]
+    )
     for point in points:
         horizon = f"{point.horizon_s:g}"
         arrivals.add_metric([horizon, "0.1"], point.arrivals_per_s_q10)
@@ -109,8 +123,22 @@ def _forecast_gauges(points: tuple[ForecastPoint, ...]) -> Iterator[Metric]:
         arrivals.add_metric([horizon, "0.9"], point.arrivals_per_s_q90)
         if point.running_q90 is not None:
             in_engine.add_metric([horizon, "0.9"], point.running_q90)
+        if point.burst_probability is not None and point.burst_arrivals is not None:
+            bursts.add_metric([horizon], point.burst_probability)
+            burst_level.add_metric([horizon], point.burst_arrivals)
     yield arrivals
     yield in_engine
+    yield bursts
+    yield burst_level
+
+
+def _calibration_counts(calibrator: Calibrator) -> Metric:
+    family = GaugeMetricFamily(
+        f"{PREFIX}_calibration_requests", "Requests that the calibration rests on, fading", labels=["phase"]
+    )
+    for phase in Phase:
+        family.add_metric([phase], calibrator.num_requests(phase))
+    return family
 
 
 def _gauge(name: str, text: str, value: float | None) -> Metric:

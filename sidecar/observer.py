@@ -10,10 +10,20 @@ import math
 from collections import deque
 from collections.abc import Iterable
 
+from sidecar.calibrator import LOAD_EDGES, Calibrator, LoadForecast, Phase
 from sidecar.config import SidecarSettings
-from sidecar.forecast import HORIZONS_S, Forecaster, SmoothingForecaster
+from sidecar.forecast import HORIZONS_S, BurstForecaster, SmoothingForecaster
+from sidecar.learned import LearnedState
 from sidecar.pressure import pressure
-from sidecar.schema import EngineState, ForecastPoint, LoadSample, SloReport
+from sidecar.schema import (
+    Calibration,
+    CalibrationBin,
+    EngineState,
+    ForecastPoint,
+    LoadSample,
+    SloReport,
+    SyncCostPoint,
+)
 from sidecar.slo import Slo, SloAccounts, Verdict, judge
 from sidecar.source.parse import NEEDED_SIGNALS
 from sidecar.source.snapshot import EngineSnapshot, ScrapeOutcome, ScrapeResult
@@ -45,22 +55,28 @@ class Observer:
         self.slo_violations_total = 0.0
         self._samples: deque[tuple[float, LoadSample]] = deque()
         self._accounts = SloAccounts()
-        self._arrivals: Forecaster = SmoothingForecaster(tick_s=settings.scrape_interval_s)
-        self._in_engine: Forecaster = SmoothingForecaster(tick_s=settings.scrape_interval_s)
+        self._arrivals = SmoothingForecaster(tick_s=settings.scrape_interval_s)
+        self._in_engine = SmoothingForecaster(tick_s=settings.scrape_interval_s)
+        self.calibrator = Calibrator()
+        self._bursts = BurstForecaster(tick_s=settings.scrape_interval_s, horizons_s=HORIZONS_S)
         self._missing: tuple[str, ...] = ()
         self._outcome: ScrapeOutcome | None = None
 
     @property
     def method(self) -> str:
-        return self._arrivals.method
+        return self._arrivals.method(HORIZONS_S[0])
+
+    @property
+    def season_s(self) -> float | None:
+        return self._arrivals.season_s
 
     @property
     def num_observations(self) -> int:
         return self._arrivals.num_observations
 
-    def observe(self, result: ScrapeResult) -> LoadSample:
-        """Take in one scrape and say what it means."""
-        before = self.status
+    def observe(self, result: ScrapeResult, *, phase: Phase = Phase.NONE) -> LoadSample:
+        """Take in one scrape and say what it means; ``phase`` is what the trainer did since the last one."""
+        before, last_page = self.status, self.snapshot
         self.status = advance(before, result, stale_after_s=self._stale_after_s)
         if self.status.state is not before.state or result.outcome is not self._outcome:
             detail = f" detail={result.detail}" if result.detail else ""
@@ -68,6 +84,8 @@ class Observer:
         self._outcome = result.outcome
         interval = self._take_page(result.snapshot) if result.snapshot is not None else None
         verdict = self._judge(interval, now_s=result.monotonic_s)
+        if verdict is not None and last_page is not None and result.snapshot is not None:
+            self._calibrate(last_page, result.snapshot, verdict, phase=phase)
         if result.snapshot is not None and self.status.state is EngineState.READY:
             self._learn(result.snapshot, interval)
         self.sample = self._make_sample(result, interval, verdict)
@@ -84,6 +102,49 @@ class Observer:
         points = (self._predict_point(horizon_s) for horizon_s in horizons_s)
         return tuple(point for point in points if point is not None)
 
+    def calibration(self, *, sync_duration_s: float) -> Calibration:
+        """P(violation) per phase and load, and what a sync would cost from now on."""
+        return Calibration(
+            metric=self.slo.metric,
+            threshold_s=self.slo.threshold_s,
+            sync_duration_s=sync_duration_s,
+            phases={phase: self._calibration_bins(phase) for phase in Phase},
+            sync_costs=tuple(
+                SyncCostPoint(start_s=cost.start_s, violations=cost.violations)
+                for cost in self.calibrator.sync_costs(self._loads_ahead(), duration_s=sync_duration_s)
+            ),
+        )
+
+    def export(self, *, t_s: float) -> LearnedState:
+        """What was learned until the Unix time ``t_s``, for `restore` in a later process."""
+        return LearnedState(
+            t_s=t_s,
+            server_id=self._settings.server_id,
+            arrivals=self._arrivals.export(),
+            in_engine=self._in_engine.export(),
+            bursts=self._bursts.export(),
+            calibration=self.calibrator.export(),
+        )
+
+    def restore(self, learned: LearnedState, *, t_s: float) -> None:
+        """Begin with what an earlier process learned; ``t_s`` is the Unix time now.
+
+        Raises:
+            ValueError: it was learned about another server, or by another version; nothing was taken over.
+        """
+        if learned.server_id != self._settings.server_id:
+            raise ValueError(f"is about server {learned.server_id}, this sidecar is about {self._settings.server_id}")
+        age_s = max(t_s - learned.t_s, 0.0)
+        fresh = [SmoothingForecaster(tick_s=self._settings.scrape_interval_s) for _ in range(2)]
+        bursts = BurstForecaster(tick_s=self._settings.scrape_interval_s, horizons_s=HORIZONS_S)
+        fresh[0].restore(learned.arrivals, age_s=age_s)
+        fresh[1].restore(learned.in_engine, age_s=age_s)
+        bursts.restore(learned.bursts, age_s=age_s)
+        calibrator = Calibrator()
+        calibrator.restore(learned.calibration)
+        self._arrivals, self._in_engine = fresh
+        self._bursts, self.calibrator = bursts, calibrator
+
     def window(self, *, since_monotonic_s: float) -> tuple[LoadSample, ...]:
         return tuple(sample for seen_s, sample in self._samples if seen_s >= since_monotonic_s)
 
@@ -97,6 +158,28 @@ class Observer:
             exact=edges_s is not None and edges_s[0] == edges_s[1],
             windows=self._accounts.windows(now_s=now_s),
         )
+
+    def _calibration_bins(self, phase: Phase) -> tuple[CalibrationBin, ...]:
+        edges = (0.0, *LOAD_EDGES, None)
+        return tuple(
+            CalibrationBin(
+                load_from=edges[i] or 0.0,
+                load_below=edges[i + 1],
+                probability=estimate.probability,
+                low=estimate.low,
+                high=estimate.high,
+                requests=estimate.requests,
+            )
+            for i, estimate in enumerate(self.calibrator.curve(phase))
+        )
+
+    def _loads_ahead(self) -> list[LoadForecast]:
+        """Load now and at each horizon; empty when one of the forecasts is unknown."""
+        points = [point for point in self.predict() if point.running is not None]
+        if not points or self.snapshot is None or self.snapshot.in_engine is None:
+            return []
+        now = LoadForecast(0.0, points[0].arrivals_per_s, self.snapshot.in_engine)
+        return [now, *(LoadForecast(p.horizon_s, p.arrivals_per_s, p.running or 0.0) for p in points)]
 
     def _take_page(self, page: EngineSnapshot) -> Interval | None:
         """The interval since the last good page, None when there is none."""
@@ -125,11 +208,27 @@ class Observer:
         self.slo_violations_total += verdict.violations
         return verdict
 
+    def _calibrate(self, last_page: EngineSnapshot, page: EngineSnapshot, verdict: Verdict, *, phase: Phase) -> None:
+        if last_page.in_engine is not None and page.in_engine is not None:
+            self.calibrator.observe(
+                load=(last_page.in_engine + page.in_engine) / 2,
+                phase=phase,
+                requests=verdict.requests,
+                violations=verdict.violations,
+            )
+
     def _learn(self, page: EngineSnapshot, interval: Interval | None) -> None:
         if page.in_engine is not None:
             self._in_engine.observe(page.in_engine, now_s=page.monotonic_s)
         if interval is not None and interval.arrivals is not None:
-            self._arrivals.observe(interval.arrivals / interval.length_s, now_s=page.monotonic_s)
+            rate_per_s = interval.arrivals / interval.length_s
+            self._arrivals.observe(rate_per_s, now_s=page.monotonic_s)
+            self._bursts.observe(
+                rate_per_s,
+                interval_s=interval.length_s,
+                now_s=page.monotonic_s,
+                seasonal_mean=self._arrivals.seasonal_mean,
+            )
 
     def _make_sample(self, result: ScrapeResult, interval: Interval | None, verdict: Verdict | None) -> LoadSample:
         page = result.snapshot
@@ -165,6 +264,7 @@ class Observer:
         in_engine = self._in_engine.predict(horizon_s)
         if arrivals is None:
             return None
+        burst = self._bursts.predict(horizon_s, seasonal_mean=self._arrivals.seasonal_mean)
         return ForecastPoint(
             horizon_s=horizon_s,
             arrivals_per_s=arrivals.point,
@@ -173,6 +273,9 @@ class Observer:
             arrivals_per_s_q90=arrivals.q90,
             running=in_engine and in_engine.point,
             running_q90=in_engine and in_engine.q90,
+            method=self._arrivals.method(horizon_s),
+            burst_probability=burst and burst.probability,
+            burst_arrivals=burst and burst.level,
         )
 
     def _warn_missing(self, page: EngineSnapshot) -> None:

@@ -38,14 +38,23 @@ class EngineState(StrEnum):
 class ForecastPoint(Wire):
     """Forecast for the interval that ends ``horizon_s`` from now."""
 
-    horizon_s: float = Field(gt=0)
-    arrivals_per_s: NonNegative
-    arrivals_per_s_q10: NonNegative
-    arrivals_per_s_q50: NonNegative
-    arrivals_per_s_q90: NonNegative
-    running: NonNegative | None = None
+    horizon_s: float = Field(gt=0, examples=[5.0])
+    arrivals_per_s: NonNegative = Field(examples=[3.2])
+    """The mean. Least absolute errors has the median, ``arrivals_per_s_q50``."""
+    arrivals_per_s_q10: NonNegative = Field(examples=[0.0])
+    arrivals_per_s_q50: NonNegative = Field(examples=[2.0])
+    arrivals_per_s_q90: NonNegative = Field(examples=[8.0])
+    running: NonNegative | None = Field(default=None, examples=[4.1])
     """Expected number of requests in the engine (running and waiting)."""
-    running_q90: NonNegative | None = None
+    running_q90: NonNegative | None = Field(default=None, examples=[9.0])
+    method: str | None = Field(default=None, examples=["simple"])
+    """The kind of model that counts most for the arrivals at this horizon: ``simple``, ``holt``, ``damped_holt`` or
+    ``holt_winters``."""
+    burst_probability: Fraction | None = Field(default=None, examples=[0.12])
+    """Probability that the arrivals from now until ``horizon_s`` reach ``burst_arrivals``; None for horizons other than
+    the usual ones, and before the horizon has passed once."""
+    burst_arrivals: NonNegative | None = Field(default=None, examples=[42.0])
+    """The burst level: the 90th percentile of the arrivals in ``horizon_s`` seconds, over the past."""
 
 
 class LoadSample(Wire):
@@ -101,11 +110,46 @@ class Load(Wire):
 class Forecast(Wire):
     """``GET /v1/forecast?horizon_s=``."""
 
-    t_s: float
-    method: str
-    """``simple`` or ``holt``: the one whose one-step errors are smallest so far."""
-    num_observations: int
+    t_s: float = Field(examples=[1790000000.0])
+    method: str = Field(examples=["simple"])
+    """That of the shortest horizon; each point has its own."""
+    season_s: float | None = Field(default=None, examples=[60.0])
+    """Season of the arrivals that was found, None while there is none."""
+    num_observations: int = Field(examples=[3600])
     points: tuple[ForecastPoint, ...]
+
+
+class CalibrationBin(Wire):
+    """P(violation) of a request served while so many requests are in the engine."""
+
+    load_from: NonNegative = Field(examples=[2.0])
+    load_below: NonNegative | None = Field(examples=[3.0])
+    """None for the last bin, which has no upper end."""
+    probability: Fraction = Field(examples=[0.04])
+    low: Fraction = Field(examples=[0.02])
+    high: Fraction = Field(examples=[0.07])
+    """90 % interval."""
+    requests: NonNegative = Field(examples=[180.0])
+    """Requests that were observed in this bin; 0 when the estimate is all borrowed from prior and neighbours."""
+
+
+class SyncCostPoint(Wire):
+    start_s: NonNegative = Field(examples=[5.0])
+    """Seconds from now at which the sync would start."""
+    violations: NonNegative = Field(examples=[0.8])
+    """Expected violations that the sync adds."""
+
+
+class Calibration(Wire):
+    """``GET /v1/calibration``."""
+
+    metric: str = Field(examples=["e2e"])
+    threshold_s: float = Field(examples=[1.0])
+    sync_duration_s: float = Field(examples=[5.0])
+    phases: dict[str, tuple[CalibrationBin, ...]]
+    """``none``, ``inner`` and ``sync``: what the trainer did meanwhile."""
+    sync_costs: tuple[SyncCostPoint, ...]
+    """From now to a minute ahead; empty while there is no forecast."""
 
 
 class SloWindow(Wire):

@@ -21,11 +21,10 @@ class Forecaster(Protocol):
     """Learns a non-negative series from irregular observations and predicts it."""
 
     @property
-    def method(self) -> str:
-        """Name of the model that predicts now."""
-
-    @property
     def num_observations(self) -> int: ...
+
+    def method(self, horizon_s: float) -> str:
+        """Name of the model that counts most for ``horizon_s`` now."""
 
     def observe(self, value: float, *, now_s: float) -> None:
         """One more value, seen at ``now_s`` on a clock that never jumps."""

@@ -1,57 +1,75 @@
-"""Quantiles from what the forecasts of one horizon were wrong by.
+"""Quantiles from what past forecasts were wrong by, with levels that correct themselves.
 
-Each prediction that is issued is kept until its target time, then compared with the observation next to that time.
-Both lists are bounded: `MAX_PENDING` predictions under way (a new one every horizon/`MAX_PENDING` seconds) and the
-last `MAX_RESIDUALS` residuals.
+The p-quantile is the forecast plus the p'-quantile of the last `MAX_RESIDUALS` residuals, and p' is moved by what was
+covered (adaptive conformal inference, Gibbs & Candès 2021):
+
+    p' ← clip(p' + step·(p - [outcome <= quantile that was issued]), p ± `MAX_SHIFT`)
+
+so that p of the outcomes are covered in the long run whatever the series does. Within `MAX_SHIFT` of p: on a series
+that is constant all is covered, and the level must not wander off.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Sequence
 
-MAX_PENDING = 32
 MAX_RESIDUALS = 128
 # A 10 % quantile of fewer values is their minimum.
 MIN_RESIDUALS = 10
+PROBABILITIES = (0.1, 0.5, 0.9)
+STEP = 0.01
+"""Where every tick has an outcome; where every n-th has, √n times that."""
+MAX_SHIFT = 0.3
+LEVEL_BOUNDS = tuple((max(p - MAX_SHIFT, 0.005), min(p + MAX_SHIFT, 0.995)) for p in PROBABILITIES)
 
 
 class Residuals:
-    """Predictions under way and residuals of one horizon."""
+    """The residuals of one horizon in one condition of the traffic."""
 
-    def __init__(self, horizon_s: float, *, tick_s: float) -> None:
-        self.horizon_s = horizon_s
-        self._tick_s = tick_s
-        self._pending: deque[tuple[float, float]] = deque(maxlen=MAX_PENDING + 1)
-        self._residuals: deque[float] = deque(maxlen=MAX_RESIDUALS)
+    __slots__ = ("_newest", "_ordered", "_step", "levels")
+
+    def __init__(
+        self,
+        residuals: Sequence[float] = (),
+        levels: Sequence[float] = PROBABILITIES,
+        *,
+        interval_ticks: float = 1.0,
+    ) -> None:
+        self._step = STEP * math.sqrt(interval_ticks)
+        self._newest = deque(residuals, maxlen=MAX_RESIDUALS)
+        self._ordered = sorted(self._newest)
+        self.levels = list(levels)
 
     @property
     def enough(self) -> bool:
-        return len(self._residuals) >= MIN_RESIDUALS
+        return len(self._newest) >= MIN_RESIDUALS
 
-    def issue(self, prediction: float, *, now_s: float) -> None:
-        """Keep ``prediction``, made at ``now_s``, for its target time."""
-        target_s = now_s + self.horizon_s
-        if not self._pending or target_s - self._pending[-1][0] >= self.horizon_s / MAX_PENDING:
-            self._pending.append((target_s, prediction))
+    @property
+    def newest(self) -> tuple[float, ...]:
+        """Oldest first."""
+        return tuple(self._newest)
 
-    def settle(self, value: float, *, now_s: float) -> None:
-        """Compare ``value``, seen at ``now_s``, with the predictions that were about this moment.
+    def add(self, residual: float) -> None:
+        if len(self._newest) == MAX_RESIDUALS:
+            del self._ordered[bisect_left(self._ordered, self._newest[0])]
+        self._newest.append(residual)
+        insort(self._ordered, residual)
 
-        A prediction is about the observation within a tick of its target; where there was none (a gap, ticks that
-        were missed) it is dropped.
-        """
-        while self._pending and self._pending[0][0] <= now_s + self._tick_s / 2:
-            target_s, prediction = self._pending.popleft()
-            if now_s - target_s <= self._tick_s:
-                self._residuals.append(value - prediction)
+    def correct(self, outcome: float, issued: Sequence[float]) -> None:
+        """Move the levels by whether ``outcome`` was within the quantiles that were ``issued``."""
+        step = self._step
+        for i, (low, high) in enumerate(LEVEL_BOUNDS):
+            level = self.levels[i] + step * (PROBABILITIES[i] - (outcome <= issued[i]))
+            self.levels[i] = low if level < low else high if level > high else level
 
-    def forget_pending(self) -> None:
-        self._pending.clear()
-
-    def quantiles(self, probabilities: tuple[float, ...]) -> tuple[float, ...]:
-        """Quantiles of the residuals, linear between order statistics. At least one residual must be known."""
-        ordered = sorted(self._residuals)
-        return tuple(quantile(ordered, p) for p in probabilities)
+    def quantiles(self) -> tuple[float, ...]:
+        """The residuals at the corrected `PROBABILITIES`, ascending. At least one residual must be known."""
+        low, middle, high = self.levels
+        middle = max(low, middle)
+        return tuple(quantile(self._ordered, level) for level in (low, middle, max(middle, high)))
 
 
 def quantile(ordered: list[float], probability: float) -> float:

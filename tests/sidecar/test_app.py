@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +16,7 @@ from pydantic import SecretStr
 
 from sidecar.app import Sidecar, create_app
 from sidecar.config import SidecarSettings
-from sidecar.schema import EngineState, Forecast, Load, Pace, SloReport
+from sidecar.schema import Calibration, EngineState, Forecast, Load, Pace, SloReport
 from tests.sidecar.helpers import Upstream, capture, edited, running, serving, until, without
 
 
@@ -84,7 +85,7 @@ def test_load_forecast_and_slo_of_a_busy_server(server: Upstream) -> None:
         assert load.age_s < 5
         assert sum(sample.arrivals or 0 for sample in load.window) == 12
         forecast = Forecast.model_validate((await client.get("/v1/forecast")).json())
-        assert [point.horizon_s for point in forecast.points] == [1, 2, 5, 10, 30]
+        assert [point.horizon_s for point in forecast.points] == [1, 2, 5, 10, 15, 30, 60]
         one = Forecast.model_validate((await client.get("/v1/forecast", params={"horizon_s": 7})).json())
         assert [point.horizon_s for point in one.points] == [7]
         slo = SloReport.model_validate((await client.get("/v1/slo")).json())
@@ -93,9 +94,79 @@ def test_load_forecast_and_slo_of_a_busy_server(server: Upstream) -> None:
     run(settings_for(server.url), body)
 
 
+def test_calibration_and_sync_costs_of_a_busy_server(server: Upstream) -> None:
+    async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
+        await until(lambda: sidecar.observer.sample is not None, "a first page")
+        empty = Calibration.model_validate((await client.get("/v1/calibration")).json())
+        assert set(empty.phases) == {"none", "inner", "sync"}
+        server.page = capture("busy-1s-later")
+        await until(lambda: sidecar.observer.slo_requests_total == 13, "the second page")
+        calibration = Calibration.model_validate((await client.get("/v1/calibration?sync_duration_s=2")).json())
+        assert sum(bin_.requests for bin_ in calibration.phases["none"]) == pytest.approx(13)
+        assert [cost.start_s for cost in calibration.sync_costs] == [0, 1, 2, 5, 10, 15, 30, 60]
+        # 12 or more arrivals per second, two seconds, and a sync that was never seen.
+        assert calibration.sync_costs[0].violations > 1
+        assert (await gauges(client))["calibration_requests none"] == pytest.approx(13)
+
+    run(settings_for(server.url), body)
+
+
+def test_what_was_learned_survives_a_restart(server: Upstream, tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    settings = settings_for(server.url, state_file=path)
+
+    async def learn(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
+        await until(lambda: sidecar.observer.sample is not None, "a first page")
+        server.page = capture("busy-1s-later")
+        await until(lambda: sidecar.observer.slo_requests_total == 13, "the second page")
+
+    async def restart(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
+        assert sidecar.observer.num_observations > 0
+        await reached(sidecar, EngineState.READY)
+        forecast = Forecast.model_validate((await client.get("/v1/forecast")).json())
+        assert len(forecast.points) == 7
+        assert forecast.points[0].method is not None
+
+    run(settings, learn)
+    run(settings, restart)
+
+
+def test_a_state_file_that_cannot_be_used_is_a_cold_start(server: Upstream, tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    path.write_text("something else")
+
+    async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
+        await until(lambda: sidecar.observer.num_observations > 0, "an interval")
+        assert (await client.get("/healthz")).status_code == 200
+
+    run(settings_for(server.url, state_file=path), body)
+    assert path.read_text().startswith('{"format":"wadiloco-sidecar-1"')
+
+
+def test_a_state_file_that_cannot_be_written_is_counted(server: Upstream, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "state.json.new").mkdir()
+    sidecars = []
+
+    async def body(_: httpx.AsyncClient, sidecar: Sidecar) -> None:
+        sidecars.append(sidecar)
+        await until(lambda: sidecar.observer.num_observations > 0, "an interval")
+
+    run(settings_for(server.url, state_file=folder / "state.json"), body)
+    registry = sidecars[0].metrics.registry
+    assert registry.get_sample_value("wadiloco_sidecar_state_write_failures_total") == 1
+
+
 @pytest.mark.parametrize(
     "path",
-    ["/v1/forecast?horizon_s=0", "/v1/forecast?horizon_s=61", "/v1/forecast?horizon_s=x", "/v1/load?window_s=-1"],
+    [
+        "/v1/forecast?horizon_s=0",
+        "/v1/forecast?horizon_s=61",
+        "/v1/forecast?horizon_s=x",
+        "/v1/load?window_s=-1",
+        "/v1/calibration?sync_duration_s=0",
+    ],
 )
 def test_a_wrong_query_is_refused_by_name(server: Upstream, path: str) -> None:
     async def body(client: httpx.AsyncClient, _: Sidecar) -> None:
@@ -250,5 +321,5 @@ def test_a_base_path_is_kept(upstream: Upstream) -> None:
 
 def test_every_route_is_documented_with_a_summary(server: Upstream) -> None:
     paths = create_app(settings_for(server.url)).openapi()["paths"]
-    assert {"/v1/load", "/v1/forecast", "/v1/slo", "/v1/pace"} <= set(paths)
+    assert {"/v1/load", "/v1/forecast", "/v1/slo", "/v1/pace", "/v1/calibration"} <= set(paths)
     assert all(operation["summary"] for path in paths.values() for operation in path.values())

@@ -69,6 +69,7 @@ def test_the_server_is_named_by_its_address(url: str, server_id: str) -> None:
         (["--vllm", VLLM, "--busy-requests", "0"], "busy_requests", "1"),
         (["--vllm", VLLM, "--server-id", "a b"], "server_id", "pattern"),
         (["--vllm", VLLM, "--metric-prefix", ""], "metric_prefix", "pattern"),
+        (["--vllm", VLLM, "--state-file", "/nowhere/at/all"], "state_file", "existing folder"),
     ],
 )
 def test_what_cannot_work_is_named(arguments: list[str], field: str, message: str) -> None:
