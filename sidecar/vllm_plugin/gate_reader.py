@@ -10,9 +10,8 @@
 
 Unknown is busy. Requests in flight count before the engine's, those before the sidecar's scrape. An idle server writes
 nothing, so the age of a count says nothing: a writer lives by its heartbeat. Of one engine, which may report through
-several API servers in turn, the newest slot holds. A server that answers nobody (requests in flight known and zero)
-while its engine has not stepped for `LEFTOVER_NS` has only forgotten to report its last step: vLLM's record of an
-aborted request can be missing.
+several API servers in turn, the newest slot holds. Where no request is in flight and an engine has not stepped for
+`LEFTOVER_NS`, what it said last is a leftover: the report of its last step went to an API server that is gone.
 """
 
 from __future__ import annotations
@@ -188,13 +187,14 @@ def judge(slots: Iterable[Slot], now_ns: int, *, is_dead: Callable[[Identity], b
     exact = bool(ingress or engines)
     counted = engines if exact else [slot for slot in living if slot.flags & SlotFlag.SCRAPED]
     source = "ingress" if ingress else "engine" if engines else "scrape" if counted else None
+    is_ordered = any(slot.flags & SlotFlag.RUN_ORDERED for slot in sidecars)
     counts = Counts(
         in_flight=in_flight,
         running=sum(slot.running for slot in counted) if counted else None,
         waiting=sum(slot.waiting for slot in counted) if counted else None,
-        pace=min((_fraction(slot.pace) for slot in sidecars), default=1.0),
+        pace=1.0 if is_ordered else min((_fraction(slot.pace) for slot in sidecars), default=1.0),
     )
-    if any(slot.flags & SlotFlag.RUN_ORDERED for slot in sidecars):
+    if is_ordered:
         reason = GateReason.RUN_ORDERED
     elif counts.pace == 0.0:
         reason = GateReason.PAUSED
