@@ -1,7 +1,7 @@
 """Reads a gate: is the server busy now?
 
     an operator's order to run                          → open
-    an operator's order to pause (pace 0)               → busy
+    the sidecar's pace is 0                              → busy
     a sidecar that died with its order                  → unknown
     a living writer's counts above zero                 → busy
     a silent writer that may still live                 → unknown
@@ -49,7 +49,7 @@ class GateReason(StrEnum):
     IN_FLIGHT = "in_flight"
     ENGINE = "engine"
     SCRAPED = "scraped"
-    PAUSED = "paused"
+    NO_PACE = "no_pace"
     SIDECAR_DEAD = "sidecar_dead"
     WRITER_SILENT = "writer_silent"
     NO_WRITER = "no_writer"
@@ -197,7 +197,7 @@ def judge(slots: Iterable[Slot], now_ns: int, *, is_dead: Callable[[Identity], b
     if is_ordered:
         reason = GateReason.RUN_ORDERED
     elif counts.pace == 0.0:
-        reason = GateReason.PAUSED
+        reason = GateReason.NO_PACE
     elif not sidecars and any(slot.flags & SlotFlag.SIDECAR for slot in silent):
         reason = GateReason.SIDECAR_DEAD
     elif counts.in_flight:

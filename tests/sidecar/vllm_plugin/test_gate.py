@@ -278,7 +278,7 @@ def never(_: object) -> bool:
         ([replace(SCRAPED, running=1)], GateReason.SCRAPED, True),
         ([replace(SCRAPED, waiting=1)], GateReason.SCRAPED, True),
         ([replace(SCRAPED, running=1), ENGINE], GateReason.IDLE, False),
-        ([INGRESS, replace(SIDECAR, pace=0.0)], GateReason.PAUSED, True),
+        ([INGRESS, replace(SIDECAR, pace=0.0)], GateReason.NO_PACE, True),
         ([replace(INGRESS, in_flight=1), replace(SIDECAR, flags=SlotFlag.SIDECAR | SlotFlag.RUN_ORDERED)],
          GateReason.RUN_ORDERED, False),
         ([INGRESS, replace(SIDECAR, heartbeat_ns=SILENT_NS)], GateReason.SIDECAR_DEAD, True),
