@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 VLLM_VENV ?= .venv-vllm
 
-.PHONY: help install vllm check test demo bench clean
+.PHONY: help install vllm check test demo bench bench-gate clean
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints-dev.txt
 	$(PYTHON) -m venv $(VENV)
@@ -34,6 +34,9 @@ demo: $(STAMP) vllm ## the main job: two vLLM servers under traffic, two islands
 
 bench: $(STAMP) vllm ## measured claims (ratios in one run)
 	$(BIN)/python -m pytest -m bench -s
+
+bench-gate: $(STAMP) vllm ## what training costs a real server with each kind of gate (BENCH_GATE='rounds seconds rates')
+	$(BIN)/python -m pytest -m bench -s tests/bench/test_gate.py
 
 clean: ## remove both environments and all output
 	rm -rf $(VENV) $(VLLM_VENV) .local out build *.egg-info
