@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from sidecar.vllm_plugin.gate_reader import GateReader, GateState
 
@@ -206,12 +206,19 @@ def hooked(layers: Iterable[nn.Module], safepoint: Callable[[], None]) -> Iterat
     def before_forward(*_: Any) -> None:
         safepoint()
 
-    def before_backward(*_: Any) -> None:
+    def after_forward(_layer: nn.Module, _inputs: Any, output: Any) -> None:
+        # The gradient of its output is where a layer's backward pass begins. The module's own backward hooks put nodes
+        # into the graph: 0.6 ms per step of four layers were measured with them, 0.2 ms with these.
+        tensor = output[0] if isinstance(output, tuple) else output
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            tensor.register_hook(before_backward)  # type: ignore[no-untyped-call]
+
+    def before_backward(_: Tensor) -> None:
         safepoint()
 
     for layer in layers:
         handles.append(layer.register_forward_pre_hook(before_forward))
-        handles.append(layer.register_full_backward_pre_hook(before_backward))
+        handles.append(layer.register_forward_hook(after_forward))
     try:
         yield
     finally:

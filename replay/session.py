@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -125,10 +126,16 @@ async def _servers(
             with_middleware=settings.gate == "ingress",
         )
         started.append(server)
-    for server in started:
-        healthy = functools.partial(answers, f"{server.url}/health")
-        await wait_for(server.url, healthy, children=children, deadline_s=START_DEADLINE_S, period_s=0.5)
-    yield tuple(started)
+    try:
+        for server in started:
+            healthy = functools.partial(answers, f"{server.url}/health")
+            await wait_for(server.url, healthy, children=children, deadline_s=START_DEADLINE_S, period_s=0.5)
+        yield tuple(started)
+    finally:
+        children.stop()
+        for server in started:
+            if server.gate is not None:
+                shutil.rmtree(server.gate, ignore_errors=True)
 
 
 def gate_of(url: str, settings: ReplaySettings) -> Path | None:

@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -97,6 +98,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
             trainer.kill()
     finally:
         children.stop()
+        for gate in (exact, scraped):
+            shutil.rmtree(gate, ignore_errors=True)
 
 
 def start_trainer() -> subprocess.Popen[str]:
