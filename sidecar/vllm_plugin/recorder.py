@@ -1,7 +1,7 @@
 """From vLLM's statistics of one engine step to a gate slot and step records.
 
 vLLM's classes are no stable interface: every field is read with a guard, and one that is missing or of another type is
-unknown. Costs 10 to 15 µs per step.
+unknown. Costs about 15 µs per step with up to 64 running requests, 26 µs with 256 (three records).
 """
 
 from __future__ import annotations
