@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 VLLM_VENV ?= .venv-vllm
 
-.PHONY: help install vllm check test demo bench bench-forecast clean
+.PHONY: help install vllm check test demo bench bench-forecast bench-gate clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ bench: $(STAMP) vllm ## measured claims (ratios in one run)
 
 bench-forecast: $(STAMP) ## the forecaster against fixed smoothing factors and refitted Holt-Winters
 	$(BIN)/python -m pytest -m bench -s tests/bench/test_forecast.py
+
+bench-gate: $(STAMP) vllm ## what training costs a real server with each kind of gate (BENCH_GATE='rounds seconds rates')
+	$(BIN)/python -m pytest -m bench -s tests/bench/test_gate.py
 
 clean: ## remove both environments and all output
 	rm -rf $(VENV) $(VLLM_VENV) .local out build *.egg-info

@@ -58,6 +58,16 @@ class Inbox:
     def paused(self) -> bool:
         return self._paused
 
+    def has_order(self, now_s: float) -> bool:
+        """Whether there is something else to do than inner steps."""
+        with self._changed:
+            sync = self._sync
+            return (
+                self._paused
+                or self.stop.is_set()
+                or (sync is not None and (sync.not_before_s is None or now_s >= sync.not_before_s))
+            )
+
     def take_due(self, now_s: float) -> SyncCommand | None:
         """The ordered sync, once, from its ``not_before_s`` on."""
         with self._changed:

@@ -7,6 +7,7 @@ island contributes is therefore always finite.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -41,8 +42,17 @@ def smooth(previous: float | None, value: float) -> float:
 class InnerLoop:
     """Takes inner steps on a module; ``step`` counts those of the run, also the skipped ones."""
 
-    def __init__(self, module: nn.Module, config: InnerConfig, *, step: int = 0) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        config: InnerConfig,
+        *,
+        step: int = 0,
+        safepoint: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``safepoint`` is called between the gradients and their use; what it raises leaves the parameters alone."""
         self._module = module
+        self._safepoint = safepoint
         self._config = config
         self._optimizer = torch.optim.AdamW(
             module.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
@@ -57,6 +67,7 @@ class InnerLoop:
         self._optimizer.zero_grad(set_to_none=True)
         loss = next_byte_loss(self._module, tokens)
         loss.backward()  # type: ignore[no-untyped-call]
+        self._safepoint()
         norm = nn.utils.clip_grad_norm_(self._module.parameters(), self._config.clip_norm)
         value = loss.item()
         applied = math.isfinite(value) and math.isfinite(norm.item())

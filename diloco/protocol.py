@@ -37,6 +37,9 @@ class WorkerConfig(Wire):
     threads: int
     idle_priority: bool
     sync_priority: SyncPriority
+    gate: Path | None = None
+    gate_patience_s: float = 60.0
+    gate_trickle_s: float = 10.0
     synchronizer_url: str
     timeout_s: float
     """Deadline of one request to the synchronizer."""

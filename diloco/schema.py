@@ -74,6 +74,12 @@ class Progress(Wire):
     """Steps whose loss or gradients were not finite: not applied, only counted."""
     restarts: Count = 0
     """Times that the agent had to restart the rank worker."""
+    yielded_s: float | None = Field(default=None, ge=0)
+    """Time that the worker waited at safepoints; None without a gate."""
+    yield_reason: str | None = None
+    """Why it waits now; None while it does not."""
+    abandoned_steps: Count = 0
+    """Steps given up for an order that came while the worker waited; their batches were taken again."""
 
 
 class SyncOutcome(StrEnum):

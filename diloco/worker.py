@@ -1,6 +1,7 @@
 """The rank process of an island: ``python -m diloco.worker``, started and fed by its agent (see `diloco.protocol`).
 
-The main thread takes inner steps, under ``SCHED_IDLE`` where the platform has it. At the next step boundary after a
+The main thread takes inner steps, under ``SCHED_IDLE`` where the platform has it; with a gate it waits at safepoints
+(see `diloco.safepoint`) while the server beside it has work. At the next step boundary after a
 sync command it hands over to the transfer thread, which by default keeps normal priority, and blocks until the round
 has closed or the command's deadline has passed. The end of stdin means that the agent is gone: the worker stops.
 """
@@ -16,11 +17,14 @@ import sys
 import time
 from collections import deque
 from concurrent.futures import Future, wait
+from contextlib import nullcontext
+from pathlib import Path
 from typing import TextIO, TypeVar
 
 import httpx
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from diloco.data import TokenStream, load_corpus
 from diloco.exchange import Exchange
@@ -37,6 +41,7 @@ from diloco.protocol import (
     SyncedEvent,
     WorkerConfig,
 )
+from diloco.safepoint import Patience, Safepoint, YieldInterrupted, hooked, layers_of, open_gate, pass_by
 from diloco.scheduling import become_idle, pin_to
 from diloco.schema import Phase, Progress, SyncOutcome
 from diloco.transport import SynchronizerClient
@@ -52,6 +57,8 @@ T = TypeVar("T")
 
 REPORT_INTERVAL_S = 0.5
 """Time between two progress events: a restart repeats at most so much, and the norm in it costs under 1 % of it."""
+REPORT_WAITING_S = 2.0
+"""The same while the server has work: then each report costs it time."""
 RECENT_STEPS = 32
 JOIN_ATTEMPT_S = 10.0
 PAUSED_WAIT_S = 0.5
@@ -73,12 +80,18 @@ class Worker:
         self._stream = open_stream(config)
         module = build_model(model_size(config), seed=config.seed)
         self._island = Island(module)
-        self._inner = InnerLoop(module, inner_config(config), step=config.start_step)
+        self._safepoint = self._open_safepoint(config.gate) if config.gate is not None else None
+        self._inner = InnerLoop(
+            module, inner_config(config), step=config.start_step, safepoint=self._safepoint or pass_by
+        )
         self._inner.skipped = config.start_skipped
         self._client = SynchronizerClient(http)
         self._exchange = Exchange(self._island, self._client, slot=config.slot)
         inbox.on_stop(self._client.cancel)
         self._tokens = config.start_tokens
+        self._batch: Tensor | None = None
+        """Taken from the stream, not yet trained on."""
+        self._update_norm: float | None = None
         self._step_times_s: list[float] = []
         self._recent_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._loss_at_sync: float | None = None
@@ -95,6 +108,11 @@ class Worker:
         if self._config.idle_priority:
             # Not before: under load a start that only gets what is left takes minutes.
             become_idle()
+        with hooked(layers_of(self._island.module), self._safepoint) if self._safepoint else nullcontext():
+            self._train()
+        self._report(Phase.STOPPED)
+
+    def _train(self) -> None:
         while not self._inbox.stop.is_set():
             command = self._inbox.take_due(time.time())
             if command is not None:
@@ -106,7 +124,6 @@ class Worker:
                 self._take_step()
                 if time.monotonic() >= self._report_due_s:
                     self._report(Phase.INNER)
-        self._report(Phase.STOPPED)
 
     def _join(self) -> bool:
         """Wait for the synchronizer, as long as it takes: without global parameters nothing can be contributed."""
@@ -123,13 +140,31 @@ class Worker:
     def _join_once(self) -> None:
         self._exchange.join(deadline_s=time.time() + JOIN_ATTEMPT_S)
 
+    def _open_safepoint(self, gate: Path) -> Safepoint:
+        return Safepoint(
+            open_gate(gate),
+            patience=Patience(patience_s=self._config.gate_patience_s, trickle_s=self._config.gate_trickle_s),
+            has_order=lambda: self._inbox.has_order(time.time()),
+            on_wait=self._report_waiting,
+        )
+
     def _take_step(self) -> None:
-        tokens = self._stream.next_batch()
+        """One inner step, unless an order comes while it waits for the gate: then its batch is taken again."""
         started_s = time.perf_counter()
-        applied = self._inner.take_step(tokens)
+        try:
+            if self._safepoint is not None:
+                self._safepoint.start_step()
+            self._batch = self._stream.next_batch() if self._batch is None else self._batch
+            applied = self._inner.take_step(self._batch)
+        except YieldInterrupted:
+            return
+        finally:
+            if self._safepoint is not None:
+                self._safepoint.end_step()
         self._recent_s.append(time.perf_counter() - started_s)
         self._step_times_s.append(self._recent_s[-1])
-        num_tokens = tokens[:, 1:].numel() if applied else 0
+        num_tokens = self._batch[:, 1:].numel() if applied else 0
+        self._batch = None
         self._tokens += num_tokens
         self._island.count_step(num_tokens)
 
@@ -155,9 +190,18 @@ class Worker:
                 return future.result()
         return future.result() if wait([future], timeout=ABANDON_S).done else None
 
-    def _report(self, phase: Phase) -> None:
+    def _report_waiting(self) -> None:
+        """Say now and then that the worker waits, without the work that a norm is."""
+        if time.monotonic() >= self._report_due_s:
+            self._report(Phase.INNER, measure=False)
+            self._report_due_s += REPORT_WAITING_S - REPORT_INTERVAL_S
+
+    def _report(self, phase: Phase, *, measure: bool = True) -> None:
         island = self._island
-        update_norm = island.update_norm()
+        if measure:
+            update_norm = island.update_norm()
+            self._update_norm = update_norm if math.isfinite(update_norm) else None
+        yielded = self._safepoint.yielded if self._safepoint is not None else None
         progress = Progress(
             step=self._inner.step,
             inner_steps_since_sync=island.steps_since_sync,
@@ -165,12 +209,15 @@ class Worker:
             tokens_since_sync=island.tokens_since_sync,
             loss=self._inner.loss,
             loss_at_sync=self._loss_at_sync,
-            update_norm=update_norm if math.isfinite(update_norm) else None,
+            update_norm=self._update_norm,
             step_time_s=statistics.median(self._recent_s) if self._recent_s else None,
             round=island.version,
             phase=phase,
             last_sync_at_s=self._last_sync_at_s,
             skipped_steps=self._inner.skipped,
+            yielded_s=yielded.total_s if yielded else None,
+            yield_reason=yielded.reason if yielded else None,
+            abandoned_steps=yielded.abandoned_steps if yielded else 0,
         )
         times, self._step_times_s = tuple(self._step_times_s), []
         self._emit(ProgressEvent(progress=progress, step_times_s=times))

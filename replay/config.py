@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode
 
 from service.errors import WadilocoError
-from service.settings import Settings
+from service.settings import Settings, is_loopback
 from sidecar.slo import parse_slo
 
 BUNDLED_TRACE = Path(__file__).parent / "data" / "bursty.jsonl"
@@ -95,6 +96,9 @@ class ReplaySettings(Settings):
     """Options of wadiloco island, such as batch_size=4 (repeat for more)."""
     scrape_interval_s: float = Field(default=0.5, ge=0.1)
     """How often each sidecar scrapes its server."""
+    gate: Literal["off", "scrape", "engine", "ingress"] = "off"
+    """What inner steps yield to: nothing (off), requests in flight (ingress), engine steps (engine), or what a scrape
+    saw last (scrape). Servers given by --server must be of this machine, with plugin and middleware loaded."""
     busy_requests: int = Field(default=4, ge=1)
     """Requests in a server at which its sidecar calls it fully loaded."""
 
@@ -124,6 +128,10 @@ class ReplaySettings(Settings):
         for url in self.server:
             if not re.match(r"^https?://[^/\s]+", url):
                 raise ValueError(f"server: {url!r} is not a URL such as http://127.0.0.1:8000")
+            if self.gate != "off" and not is_loopback(urlsplit(url).hostname or ""):
+                raise ValueError(
+                    f"gate {self.gate} reaches no further than this machine, and server {url} is not on it"
+                )
         for key in self.policy_params:
             if key.partition(".")[0] not in POLICIES or "." not in key:
                 raise ValueError(f"policy_params: {key!r} is not POLICY.PARAM with a policy of {', '.join(POLICIES)}")

@@ -40,6 +40,8 @@ class Server:
     url: str
     core: int | None
     """Core that it is pinned to, when it was started here."""
+    gate: Path | None = None
+    """Folder of its gate; None when training yields to nothing."""
 
     @staticmethod
     def server_id(index: int) -> str:
@@ -198,6 +200,7 @@ class TrainingFleet:
             *("--server-id", Server.server_id(index), "--node", Server.node(index)),
             *("--controller", self.controller_url, "--slo", spec.slo),
             *("--scrape-interval-s", str(spec.scrape_interval_s), "--busy-requests", str(spec.busy_requests)),
+            *gate_option(spec.servers[index]),
         )
 
     def _start_island(self, index: int) -> Child:
@@ -211,6 +214,7 @@ class TrainingFleet:
             *("--slot", str(index), "--node", Server.node(server), "--server-id", Server.server_id(server)),
             *("--controller", self.controller_url, "--seed", str(spec.seed)),
             *(() if core is None else ("--cores", str(core))),
+            *gate_option(spec.servers[server]),
             *as_arguments(spec.train_options),
         )
 
@@ -232,3 +236,7 @@ class TrainingFleet:
         if response.is_error:
             raise UnavailableError(f"controller refused {method} {path}: {explain_response(response)}")
         return response
+
+
+def gate_option(server: Server) -> tuple[str, ...]:
+    return () if server.gate is None else ("--gate", str(server.gate))

@@ -7,12 +7,14 @@ import contextlib
 import dataclasses
 import functools
 import shlex
+import shutil
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -33,6 +35,7 @@ from replay.vllm_server import START_DEADLINE_S, LocalVllm, cores_for, start_vll
 from service.app import package_version
 from service.errors import ConfigError, ConflictError, InputError, UnavailableError
 from sidecar.slo import parse_slo
+from sidecar.vllm_plugin.identity import default_directory
 
 SUMMARY = "summary.json"
 REPORT = "report.md"
@@ -114,7 +117,7 @@ async def _servers(
     settings: ReplaySettings, children: Children, view: ProgressView
 ) -> AsyncIterator[tuple[Server, ...]]:
     if settings.server:
-        yield tuple(Server(url.rstrip("/"), None) for url in settings.server)
+        yield tuple(Server(url.rstrip("/"), None, gate_of(url, settings)) for url in settings.server)
         return
     vllm = LocalVllm(settings.vllm_venv, settings.vllm_model)
     vllm.check()
@@ -123,12 +126,37 @@ async def _servers(
     view.stage(f"starting {settings.local_servers} vLLM servers, half a minute or so")
     started = []
     for index, (port, core) in enumerate(zip(ports, cores, strict=True)):
-        start_vllm(children, vllm, name=f"vllm-{index}", port=port, core=core, logs=settings.out / "servers")
-        started.append(Server(f"http://127.0.0.1:{port}", core))
-    for server in started:
-        healthy = functools.partial(answers, f"{server.url}/health")
-        await wait_for(server.url, healthy, children=children, deadline_s=START_DEADLINE_S, period_s=0.5)
-    yield tuple(started)
+        server = Server(f"http://127.0.0.1:{port}", core, gate_of(f"http://127.0.0.1:{port}", settings))
+        start_vllm(
+            children,
+            vllm,
+            name=f"vllm-{index}",
+            port=port,
+            core=core,
+            logs=settings.out / "servers",
+            # In the server's own process nobody writes a gate that is to follow the scrape.
+            gate=server.gate if settings.gate != "scrape" else None,
+            with_middleware=settings.gate == "ingress",
+        )
+        started.append(server)
+    try:
+        for server in started:
+            healthy = functools.partial(answers, f"{server.url}/health")
+            await wait_for(server.url, healthy, children=children, deadline_s=START_DEADLINE_S, period_s=0.5)
+        yield tuple(started)
+    finally:
+        children.stop()
+        for server in started:
+            if server.gate is not None:
+                shutil.rmtree(server.gate, ignore_errors=True)
+
+
+def gate_of(url: str, settings: ReplaySettings) -> Path | None:
+    """Where the plugin of a server on this machine keeps its gate by default."""
+    if settings.gate == "off":
+        return None
+    address = urlsplit(url)
+    return default_directory(address.port or (443 if address.scheme == "https" else 80))
 
 
 async def _discover(server: Server, settings: ReplaySettings) -> ServerInfo:

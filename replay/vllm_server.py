@@ -14,6 +14,9 @@ from service.errors import UnavailableError
 
 START_DEADLINE_S = 240.0
 MAX_MODEL_LEN = 1024
+MIDDLEWARE = "wadiloco_vllm_plugin.InFlightMiddleware"
+GATE_DIRECTORY_VARIABLE = "WADILOCO_GATE_DIR"
+NO_GATE = "off"
 SERVED_NAME = "tiny"
 
 
@@ -37,7 +40,7 @@ class LocalVllm:
                     remedy="run deploy/local/install_vllm.sh, or use running servers with --server URL",
                 )
 
-    def command(self, port: int) -> list[str]:
+    def command(self, port: int, *, with_middleware: bool = False) -> list[str]:
         """The ``vllm`` script of the CPU wheel looks itself up under another name and fails; the module does not."""
         return [
             str(self.environment.absolute() / "bin" / "python"),
@@ -46,10 +49,11 @@ class LocalVllm:
             *("--host", "127.0.0.1", "--port", str(port)),
             *("--max-model-len", str(MAX_MODEL_LEN), "--dtype", "bfloat16", "--enforce-eager"),
             *("--no-enable-prefix-caching", "--disable-uvicorn-access-log"),
+            *(("--middleware", MIDDLEWARE) if with_middleware else ()),
         ]
 
 
-def vllm_environment(core: int | None) -> dict[str, str]:
+def vllm_environment(core: int | None, *, gate: Path | None) -> dict[str, str]:
     binding = {} if core is None else {"VLLM_CPU_OMP_THREADS_BIND": str(core), "OMP_NUM_THREADS": "1"}
     return {
         **binding,
@@ -57,12 +61,32 @@ def vllm_environment(core: int | None) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
+        GATE_DIRECTORY_VARIABLE: NO_GATE if gate is None else str(gate),
     }
 
 
-def start_vllm(children: Children, vllm: LocalVllm, *, name: str, port: int, core: int | None, logs: Path) -> Child:
-    """Start one server; it answers ``/health`` after half a minute or so."""
-    return children.start(name, vllm.command(port), log=logs / f"{name}.log", env=vllm_environment(core), core=core)
+def start_vllm(
+    children: Children,
+    vllm: LocalVllm,
+    *,
+    name: str,
+    port: int,
+    core: int | None,
+    logs: Path,
+    gate: Path | None = None,
+    with_middleware: bool = False,
+) -> Child:
+    """Start one server; it answers ``/health`` after half a minute or so.
+
+    With ``gate``, its plugin writes engine steps into that folder; ``with_middleware``, its requests in flight too.
+    """
+    return children.start(
+        name,
+        vllm.command(port, with_middleware=with_middleware),
+        log=logs / f"{name}.log",
+        env=vllm_environment(core, gate=gate),
+        core=core,
+    )
 
 
 def cores_for(count: int) -> list[int | None]:

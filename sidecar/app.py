@@ -22,13 +22,15 @@ from service.client import client_options
 from service.tasks import Background, every, wait_for_exit
 from sidecar.config import SidecarSettings
 from sidecar.forecast import HORIZONS_S
+from sidecar.gate import GATE_PERIOD_S, GateKeeper
 from sidecar.learned import read_learned, write_learned
 from sidecar.metrics import SidecarMetrics
 from sidecar.observer import Observer
 from sidecar.pace import decide_pace
 from sidecar.push import Pusher
-from sidecar.schema import Calibration, Forecast, Load, Pace, PaceMode, PaceRequest, SloReport
+from sidecar.schema import Calibration, Forecast, GateStatus, Load, Pace, PaceMode, PaceRequest, SloReport
 from sidecar.source.parse import PageParser
+from sidecar.source.ring import SIGNAL, RingSource, overlay
 from sidecar.source.scrape import Scraper
 
 logger = logging.getLogger(__name__)
@@ -50,12 +52,26 @@ class Sidecar:
         self.settings = settings
         self.mode = PaceMode.AUTO
         self.observer = Observer(settings, t_s=time.time(), monotonic_s=time.monotonic())
-        self.metrics = SidecarMetrics(self.observer, pace=self.pace, num_queued=self.num_queued)
+        self.gate: GateKeeper | None = None
+        self.rings: RingSource | None = None
+        self.metrics = SidecarMetrics(self.observer, pace=self.pace, num_queued=self.num_queued, gate=self.gate_status)
         self._pusher: Pusher | None = None
 
     def pace(self) -> Pace:
         sample = self.observer.sample
         return decide_pace(self.mode, sample.pressure_frac if sample else None)
+
+    def gate_status(self) -> GateStatus | None:
+        if self.gate is None:
+            return None
+        state = self.gate.state
+        return GateStatus(
+            busy=state.busy,
+            reason=state.reason,
+            source=state.source,
+            in_flight=state.in_flight,
+            error=self.gate.complaint or None,
+        )
 
     def num_queued(self) -> int:
         return len(self._pusher) if self._pusher is not None else 0
@@ -69,6 +85,8 @@ class Sidecar:
             tasks.start("save", lambda: self._save_all(state_file, tasks))
         async with AsyncExitStack() as clients:
             scraper = await self._open_scraper(clients)
+            if self.settings.gate is not None:
+                self._open_gate(self.settings.gate, clients, tasks)
             tasks.start("scrape", lambda: self._scrape_all(scraper, tasks))
             if self.settings.controller is not None:
                 pusher = await self._open_pusher(clients, self.settings.controller)
@@ -108,6 +126,19 @@ class Sidecar:
         client = await clients.enter_async_context(httpx.AsyncClient(**options))
         return Scraper(client, parser=PageParser(self.settings.metric_prefix), timeout_s=timeout_s)
 
+    def _open_gate(self, directory: Path, clients: AsyncExitStack, tasks: Background) -> None:
+        self.rings = RingSource(directory, edges_s=(self.observer.slo.threshold_s,))
+        clients.callback(self.rings.close)
+        gate = self.gate = GateKeeper(directory, scrape_interval_s=self.settings.scrape_interval_s)
+        clients.callback(gate.close)
+
+        async def tick() -> None:
+            now_s = time.monotonic()
+            observer = self.observer
+            gate.tick(self.pace(), observer.sample, age_s=now_s - observer.sample_monotonic_s, now_s=now_s)
+
+        tasks.start("gate", lambda: every(GATE_PERIOD_S, tasks.exit, tick))
+
     async def _open_pusher(self, clients: AsyncExitStack, url: str) -> Pusher:
         options = client_options(self.settings, url, timeout_s=PUSH_TIMEOUT_S)
         return Pusher(
@@ -124,6 +155,9 @@ class Sidecar:
             try:
                 result = await scraper.scrape()
                 self.metrics.count_scrape(result)
+                if self.rings is not None:
+                    exact = self.rings.read(t_s=time.time(), monotonic_s=time.monotonic())
+                    result = overlay(result, exact)
                 sample = self.observer.observe(result)
                 if self._pusher is not None:
                     self._pusher.offer(sample)
@@ -165,6 +199,9 @@ def _add_reading_routes(app: FastAPI, sidecar: Sidecar) -> None:
             state=observer.status.state,
             since_s=observer.status.since_s,
             signals=dict(snapshot.signals) if snapshot else {},
+            source="plugin" if snapshot is not None and snapshot.signals.get("steps") == SIGNAL else "scrape",
+            max_num_seqs=sidecar.rings.max_num_seqs if sidecar.rings is not None else None,
+            gate=sidecar.gate_status(),
             window=observer.window(since_monotonic_s=now_s - window_s) if window_s > 0 else (),
         )
 

@@ -42,6 +42,9 @@ class SidecarSettings(ServiceSettings):
     answer costs the scrapes that were due meanwhile."""
     metric_prefix: str = Field(default="vllm:", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")
     """What the server's series begin with; ray_vllm_ under Ray Serve."""
+    gate: Path | None = None
+    """Folder of the server's gate (its WADILOCO_GATE_DIR): the pace is written there for the trainer, and the load too
+    where the server has no plugin. Left out, there is no gate."""
     window_s: float = Field(default=300.0, ge=10, le=3600)
     """Seconds of samples that /v1/load can show."""
     state_file: Path | None = None

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from sidecar.calibrator import Calibrator, Phase
 from sidecar.observer import Observer
 from sidecar.push import DropReason, PushOutcome
-from sidecar.schema import EngineState, ForecastPoint, LoadSample, Pace
+from sidecar.schema import EngineState, ForecastPoint, GateStatus, LoadSample, Pace
 from sidecar.source.snapshot import ScrapeOutcome, ScrapeResult
 
 PREFIX = "wadiloco_sidecar"
@@ -21,7 +21,14 @@ SCRAPE_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 class SidecarMetrics:
     """Counters of what the sidecar did; what it knows is collected from the observer when asked."""
 
-    def __init__(self, observer: Observer, *, pace: Callable[[], Pace], num_queued: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        observer: Observer,
+        *,
+        pace: Callable[[], Pace],
+        num_queued: Callable[[], int],
+        gate: Callable[[], GateStatus | None],
+    ) -> None:
         self.registry = CollectorRegistry()
         self._scrapes = Counter(
             f"{PREFIX}_scrapes", "Scrapes of the server by outcome", ["outcome"], registry=self.registry
@@ -45,6 +52,7 @@ class SidecarMetrics:
         for reason in DropReason:
             self._dropped.labels(reason)
         self.registry.register(ObserverCollector(observer, pace=pace, num_queued=num_queued))
+        self.registry.register(GateCollector(gate))
 
     def count_scrape(self, result: ScrapeResult) -> None:
         self._scrapes.labels(result.outcome).inc()
@@ -82,6 +90,23 @@ class ObserverCollector(Collector):
         yield _counter("engine_restarts", "Restarts of the engine that were seen", observer.num_restarts)
         yield _counter("slo_requests", "Observations judged against the SLO", observer.slo_requests_total)
         yield _counter("slo_violations", "Observations that certainly violated the SLO", observer.slo_violations_total)
+
+
+class GateCollector(Collector):
+    """What the gate said last; nothing without a gate."""
+
+    def __init__(self, gate: Callable[[], GateStatus | None]) -> None:
+        self._gate = gate
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._gate()
+        if status is None:
+            return
+        yield _gauge("gate_busy", "1 while the trainer waits for the server", status.busy)
+        yield _gauge("gate_in_flight_requests", "HTTP requests in flight; absent without middleware", status.in_flight)
+        info = GaugeMetricFamily(f"{PREFIX}_gate_state", "1 for what holds", labels=["reason", "source"])
+        info.add_metric([status.reason, status.source or "none"], 1.0)
+        yield info
 
 
 def _states(current: EngineState) -> Metric:

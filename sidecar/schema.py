@@ -90,6 +90,18 @@ class LoadSample(Wire):
     forecast: tuple[ForecastPoint, ...] = ()
 
 
+class GateStatus(Wire):
+    """What the trainer beside the server sees in the gate."""
+
+    busy: bool
+    reason: str = Field(examples=["in_flight"])
+    source: str | None = Field(default=None, examples=["ingress", "engine", "scrape"])
+    """Who says so: the middleware, the engine's steps, or the scrape (then at its cadence); None while nobody does."""
+    in_flight: int | None = None
+    error: str | None = None
+    """Why the sidecar cannot write its part."""
+
+
 class Load(Wire):
     """``GET /v1/load``."""
 
@@ -103,6 +115,12 @@ class Load(Wire):
         examples=[{"running": "vllm:num_requests_running", "kv_usage": "vllm:gpu_cache_usage_perc", "rejections": None}]
     )
     """Signal → the series that matched it, or None when the server does not export it."""
+    source: str = Field(default="scrape", examples=["scrape", "plugin"])
+    """Where the newest observation comes from: the metrics page alone, or every engine step through the plugin."""
+    max_num_seqs: int | None = None
+    """Requests that one engine runs at once; only the plugin tells."""
+    gate: GateStatus | None = None
+    """None without a gate."""
     window: tuple[LoadSample, ...] = ()
     """Recent observations, oldest first (``?window_s=`` limits them)."""
 

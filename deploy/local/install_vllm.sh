@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Make an environment with a CPU build of vLLM and a tiny random Llama, for the demo and the tests.
+# Make an environment with a CPU build of vLLM, the WA-DiLoCo plugin and a tiny random Llama, for the demo and the tests.
 #
-#   deploy/local/install_vllm.sh            # idempotent: does nothing when both are there
+#   deploy/local/install_vllm.sh            # idempotent: does nothing when all are there and the plugin is unchanged
 #   FORCE=1 deploy/local/install_vllm.sh    # from scratch
 #
 # PYTHON      interpreter to build with (default python3; 3.11 to 3.13)
@@ -71,6 +71,21 @@ make_environment() {
     touch "$STAMP"
 }
 
+# Installed again whenever its sources change. Built from a copy: setuptools leaves folders beside what it builds.
+install_plugin() {
+    local source copy stamp
+    source=sidecar/vllm_plugin
+    stamp="$VLLM_VENV/.plugin-$(cat $source/*.py $source/pyproject.toml | cksum | tr ' ' -)"
+    [ ! -e "$stamp" ] || return 0
+    step "the plugin of $source into $VLLM_VENV"
+    copy=$(mktemp -d)
+    cp $source/*.py $source/pyproject.toml "$copy"
+    pip_install --no-deps --no-build-isolation --force-reinstall "$copy"
+    rm -rf "$copy"
+    rm -f "$VLLM_VENV"/.plugin-*
+    touch "$stamp"
+}
+
 make_model() {
     step "tiny random Llama into $TINY_MODEL"
     "$VLLM_VENV/bin/python" deploy/local/make_tiny_model.py "$TINY_MODEL.partial" >>"$LOG" 2>&1 ||
@@ -81,5 +96,6 @@ make_model() {
 
 [ -z "${FORCE:-}" ] || rm -rf "$VLLM_VENV" "$TINY_MODEL"
 [ -e "$STAMP" ] || { check_platform && make_environment; }
+install_plugin
 [ -e "$TINY_MODEL/model.safetensors" ] || make_model
 step "ready: $VLLM_VENV, $TINY_MODEL"

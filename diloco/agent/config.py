@@ -81,6 +81,13 @@ class IslandSettings(ServiceSettings):
     """Inner steps run only when nobody else wants the core (SCHED_IDLE on Linux, low priority elsewhere)."""
     sync_priority: SyncPriority = "normal"
     """Priority of a sync's transfers. In a synchronous round all islands wait for the slowest, hence normal."""
+    gate: Path | None = None
+    """Folder of the gate of the vLLM server on the same hardware (its WADILOCO_GATE_DIR): inner steps wait while the
+    server has work. Left out, they never wait."""
+    gate_patience_s: float = Field(default=60.0, ge=0, le=86400)
+    """Longest wait while nobody says whether the server is busy; then inner steps go on at a trickle."""
+    gate_trickle_s: float = Field(default=10.0, gt=0, le=3600)
+    """Seconds per inner step of that trickle."""
 
     autonomous_deadline_s: float = Field(default=300.0, gt=0)
     """How long a sync that the island starts by itself, without a controller, waits for its round to close."""

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from diloco.agent.state import AgentState
-from diloco.schema import SyncOutcome, SyncReport
+from diloco.schema import Progress, SyncOutcome, SyncReport
 
 STEP_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0)
 SYNC_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -89,6 +89,23 @@ class StateCollector(Collector):
         yield CounterMetricFamily(
             "wadiloco_island_skipped_steps", "Steps whose loss or gradients were not finite", progress.skipped_steps
         )
+        if progress.yielded_s is not None:
+            yield from _gate_metrics(progress)
+
+
+def _gate_metrics(progress: Progress) -> Iterator[Metric]:
+    yield CounterMetricFamily(
+        "wadiloco_island_yielded_seconds", "Time that the worker waited for the server's gate", progress.yielded_s
+    )
+    yield CounterMetricFamily(
+        "wadiloco_island_abandoned_steps", "Steps given up for an order that came meanwhile", progress.abandoned_steps
+    )
+    yielding = GaugeMetricFamily(
+        "wadiloco_island_yielding", "1 while the worker waits for the server's gate", labels=["reason"]
+    )
+    if progress.yield_reason is not None:
+        yielding.add_metric([progress.yield_reason], 1.0)
+    yield yielding
 
 
 def _gauges(*rows: tuple[str, str, float | None]) -> Iterator[Metric]:

@@ -33,6 +33,8 @@ from diloco.protocol import (
 )
 from diloco.schema import Phase, Progress, SyncOutcome, SyncReport
 from diloco.transport import SynchronizerClient
+from sidecar.vllm_plugin.gate_writer import GateWriter, Heartbeat
+from sidecar.vllm_plugin.records import SlotFlag
 
 pytestmark = pytest.mark.integration
 
@@ -331,3 +333,37 @@ def test_another_model_than_the_run_is_refused_by_its_first_difference(
     failure = other.wait_for(FailedEvent)
     assert "[64]" in failure.message
     assert failure.exit_code == other.finish() == 4
+
+
+def test_a_worker_behind_a_closed_gate_waits_and_still_obeys(serve: Serve, start: Start, tmp_path: Path) -> None:
+    gate = GateWriter(tmp_path / "gate", SlotFlag.INGRESS)
+    heartbeat = Heartbeat()
+    heartbeat.add(gate.beat)
+    worker = start(serve(tmp_path / "sync", quorum=1), gate=tmp_path / "gate")
+    worker.progress(lambda p: p.step > 5 and p.yielded_s is not None)
+    gate.update(in_flight=1)
+    held = worker.progress(lambda p: p.yield_reason == "in_flight")
+    assert worker.progress(lambda p: (p.yielded_s or 0.0) > 1.0).step == held.step
+    assert worker.sync(0).outcome is SyncOutcome.APPLIED
+    worker.send(PauseCommand())
+    worker.progress(lambda p: p.phase is Phase.PAUSED and p.step == held.step)
+    worker.send(ResumeCommand())
+    worker.progress(lambda p: p.yield_reason == "in_flight" and p.step == held.step)
+    gate.update(in_flight=0)
+    worker.progress(lambda p: p.step > held.step + 5 and p.yield_reason is None)
+    gate.update(in_flight=1)
+    worker.progress(lambda p: p.yield_reason == "in_flight")
+    worker.send(StopCommand())
+    assert worker.finish() == 0
+    heartbeat.stop()
+    gate.close()
+
+
+def test_a_worker_whose_gate_nobody_writes_goes_on_at_a_trickle(serve: Serve, start: Start, tmp_path: Path) -> None:
+    worker = start(serve(tmp_path / "sync", quorum=1), gate=tmp_path / "gate", gate_patience_s=0.5, gate_trickle_s=0.2)
+    worker.wait_for(ReadyEvent)
+    first = worker.progress(lambda p: p.yield_reason == "no_file")
+    assert first.step == 0
+    last = worker.progress(lambda p: p.step >= 5)
+    assert last.yielded_s is not None
+    assert last.yielded_s > 0.5 + 4 * 0.2 - 0.1

@@ -1,0 +1,80 @@
+"""The sidecar's part in the gate of its server: the pace, and the load where nobody in the server's process says it.
+
+Middleware and plugin know of every request and step. Where neither is installed the newest scrape has to do: the gate
+then closes and opens at the scrape's cadence, up to an interval late, and the state says ``source=scrape``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sidecar.pace import PaceReason
+from sidecar.schema import EngineState, LoadSample, Pace, PaceMode
+from sidecar.vllm_plugin.gate_reader import GateReader, GateState
+from sidecar.vllm_plugin.gate_writer import HEARTBEAT_PERIOD_S, GateWriter
+from sidecar.vllm_plugin.records import SlotFlag
+
+GATE_PERIOD_S = HEARTBEAT_PERIOD_S
+EXACT_SOURCES = ("ingress", "engine")
+FRESH_INTERVALS = 3
+"""A scrape that is older than so many intervals says nothing about now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What the sidecar writes into its slot."""
+
+    flags: int
+    pace: float
+    running: int = 0
+    waiting: int = 0
+
+
+def order_of(pace: Pace, sample: LoadSample | None, *, is_fresh: bool, source: str | None) -> Order:
+    """What to write (pure).
+
+    Where the gate is exact it closes for every request by itself, and the pace would only slow training down; there it
+    is 1 but for an operator's pause. Load that is unknown is left out: its reader then takes the gate for unknown.
+    """
+    flags = SlotFlag.SIDECAR
+    if pace.mode is PaceMode.RUN:
+        flags |= SlotFlag.RUN_ORDERED
+    is_operators = pace.mode is not PaceMode.AUTO
+    if not is_operators and (source in EXACT_SOURCES or pace.reason == PaceReason.LOAD_UNKNOWN):
+        pace = pace.model_copy(update={"pace": 1.0})
+    if sample is None or not is_fresh or sample.state is not EngineState.READY:
+        return Order(flags=flags, pace=pace.pace)
+    if sample.running is None or sample.waiting is None:
+        return Order(flags=flags, pace=pace.pace)
+    return Order(
+        flags=flags | SlotFlag.SCRAPED, pace=pace.pace, running=round(sample.running), waiting=round(sample.waiting)
+    )
+
+
+class GateKeeper:
+    """Writes the sidecar's slot and reads the whole gate. Its heartbeat is its caller's tick: a sidecar that hangs
+    falls silent."""
+
+    def __init__(self, directory: Path, *, scrape_interval_s: float) -> None:
+        self._writer = GateWriter(directory, SlotFlag.SIDECAR)
+        self._reader = GateReader(directory)
+        self._fresh_s = FRESH_INTERVALS * scrape_interval_s
+        self.state = GateState(True, self._reader.read(0.0).reason)
+
+    @property
+    def complaint(self) -> str:
+        """Why the slot cannot be written; empty when it can."""
+        return self._writer.complaint
+
+    def tick(self, pace: Pace, sample: LoadSample | None, *, age_s: float, now_s: float) -> GateState:
+        """Write what holds now, prove life, and say what the gate is."""
+        self.state = self._reader.read(now_s)
+        order = order_of(pace, sample, is_fresh=age_s <= self._fresh_s, source=self.state.source)
+        self._writer.beat()
+        self._writer.update(flags=order.flags, pace=order.pace, running=order.running, waiting=order.waiting)
+        return self.state
+
+    def close(self) -> None:
+        self._writer.close()
+        self._reader.close()

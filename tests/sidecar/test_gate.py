@@ -1,0 +1,138 @@
+"""The sidecar's part in the gate: pace, and the load where the server has no plugin."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from sidecar.app import Sidecar, create_app
+from sidecar.config import SidecarSettings
+from sidecar.gate import Order, order_of
+from sidecar.pace import decide_pace
+from sidecar.schema import EngineState, Load, LoadSample, PaceMode
+from sidecar.vllm_plugin.gate_reader import GateReader, GateReason
+from sidecar.vllm_plugin.gate_writer import GateWriter, Heartbeat
+from sidecar.vllm_plugin.records import SlotFlag, StepRecord, encode_record
+from sidecar.vllm_plugin.step_ring import StepRing
+from tests.sidecar.helpers import Upstream, capture, running, serving, until
+
+READY = LoadSample(server_id="s", node="n", t_s=1.0, state=EngineState.READY, running=2, waiting=1)
+DOWN = LoadSample(server_id="s", node="n", t_s=1.0, state=EngineState.DOWN)
+
+
+def order(
+    mode: PaceMode, pressure: float | None, sample: LoadSample | None, *, fresh: bool = True, source: str | None
+) -> Order:
+    return order_of(decide_pace(mode, pressure), sample, is_fresh=fresh, source=source)
+
+
+@pytest.mark.parametrize(
+    ("mode", "pressure", "sample", "source", "flags", "pace"),
+    [
+        (PaceMode.AUTO, 0.25, READY, "scrape", SlotFlag.SIDECAR | SlotFlag.SCRAPED, 0.75),
+        (PaceMode.AUTO, 0.25, READY, "ingress", SlotFlag.SIDECAR | SlotFlag.SCRAPED, 1.0),
+        (PaceMode.AUTO, None, DOWN, None, SlotFlag.SIDECAR, 1.0),
+        (PaceMode.AUTO, None, None, None, SlotFlag.SIDECAR, 1.0),
+        (PaceMode.PAUSE, 0.25, READY, "ingress", SlotFlag.SIDECAR | SlotFlag.SCRAPED, 0.0),
+        (PaceMode.RUN, 1.0, READY, "scrape", SlotFlag.SIDECAR | SlotFlag.SCRAPED | SlotFlag.RUN_ORDERED, 1.0),
+    ],
+)
+def test_the_order_follows_pace_load_and_source(
+    mode: PaceMode, pressure: float | None, sample: LoadSample | None, source: str | None, flags: int, pace: float
+) -> None:
+    written = order(mode, pressure, sample, source=source)
+    assert (written.flags, written.pace) == (flags, pace)
+
+
+def test_a_scrape_that_is_old_says_nothing() -> None:
+    assert not order(PaceMode.AUTO, 0.0, READY, fresh=False, source="scrape").flags & SlotFlag.SCRAPED
+
+
+def settings_for(url: str, gate: Path) -> SidecarSettings:
+    return SidecarSettings(
+        vllm=url, node="host", gate=gate, scrape_interval_s=0.1, scrape_timeout_s=0.5, busy_requests=100
+    )
+
+
+async def load(client: httpx.AsyncClient) -> Load:
+    return Load.model_validate_json((await client.get("/v1/load")).text)
+
+
+def test_without_a_plugin_the_gate_follows_the_scrape_and_says_so(tmp_path: Path) -> None:
+    upstream = Upstream(capture("busy"))
+    reader = GateReader(tmp_path)
+
+    def reason() -> GateReason:
+        return reader.read(time.monotonic()).reason
+
+    async def main() -> None:
+        app = create_app(settings_for(upstream.url, tmp_path))
+        sidecar: Sidecar = app.state.sidecar
+        async with running(app) as client:
+            await until(lambda: reason() is GateReason.SCRAPED, "a closed gate")
+            upstream.page = capture("idle")
+            await until(lambda: reason() is GateReason.IDLE, "an open gate")
+            await until(lambda: sidecar.gate is not None and not sidecar.gate.state.busy, "an idle state")
+            seen = await load(client)
+            assert seen.gate is not None
+            assert (seen.source, seen.gate.source, seen.gate.reason) == ("scrape", "scrape", "idle")
+            await client.put("/v1/pace", json={"mode": "pause"})
+            await until(lambda: reason() is GateReason.NO_PACE, "a gate closed by an order")
+            await client.put("/v1/pace", json={"mode": "run"})
+            await until(lambda: reason() is GateReason.RUN_ORDERED, "a gate opened by an order")
+            await client.put("/v1/pace", json={"mode": "auto"})
+            upstream.status = 500
+            await until(lambda: reason() is GateReason.NO_WRITER, "an unknown load")
+            assert 'wadiloco_sidecar_gate_state{reason="' in (await client.get("/metrics")).text
+
+    with serving(upstream):
+        asyncio.run(main())
+    assert reason() is GateReason.NO_WRITER
+    reader.close()
+
+
+def test_with_plugin_and_middleware_load_and_gate_are_exact(tmp_path: Path) -> None:
+    upstream = Upstream(capture("idle"))
+    ingress, ring = GateWriter(tmp_path, SlotFlag.INGRESS), StepRing(tmp_path, engine=0, max_num_seqs=64)
+    heartbeat = Heartbeat(period_s=0.05)
+    heartbeat.add(ingress.beat)
+    heartbeat.add(ring.beat)
+
+    async def main() -> None:
+        app = create_app(settings_for(upstream.url, tmp_path))
+        sidecar: Sidecar = app.state.sidecar
+        async with running(app) as client:
+            ingress.update(in_flight=2)
+            ring.write(encode_record(StepRecord(sequence=1, at_ns=1, step=1, running=2, waiting=0, kv_usage=0.1)))
+            await until(lambda: sidecar.gate is not None and sidecar.gate.state.in_flight == 2, "two in flight")
+            await until(lambda: sidecar.observer.sample is not None and sidecar.observer.sample.running == 2, "steps")
+            seen = await load(client)
+            assert seen.gate is not None
+            assert (seen.source, seen.max_num_seqs, seen.gate.source) == ("plugin", 64, "ingress")
+
+    with serving(upstream):
+        asyncio.run(main())
+    heartbeat.stop()
+    ingress.close()
+    ring.close()
+
+
+def test_a_gate_that_cannot_be_written_is_told_and_hurts_nothing(tmp_path: Path) -> None:
+    upstream = Upstream(capture("idle"))
+    (tmp_path / "file").write_text("")
+
+    async def main() -> None:
+        app = create_app(settings_for(upstream.url, tmp_path / "file"))
+        async with running(app) as client:
+            await until(lambda: app.state.sidecar.observer.sample is not None, "a sample")
+            seen = await load(client)
+            assert seen.gate is not None
+            assert seen.gate.busy
+            assert seen.gate.error
+
+    with serving(upstream):
+        asyncio.run(main())
