@@ -112,6 +112,6 @@ def test_an_agent_without_a_free_slot_waits_and_takes_over_when_one_leaves(
     first.until_status(lambda s: s.worker_ready)
     spare = run_island("--controller", controller.url, "--agent-id", "spare")
     assert spare.until_status(lambda s: s.epoch is not None).slot is None
-    assert "no slot" in spare.get("/readyz").json()["reason"]
+    assert "no free slot" in spare.get("/readyz").json()["reason"]
     assert first.terminate() == 0
     assert spare.until_status(lambda s: s.worker_ready).slot == 0
