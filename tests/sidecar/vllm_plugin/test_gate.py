@@ -248,7 +248,8 @@ def test_a_reader_never_sees_half_of_a_write(tmp_path: Path) -> None:
         thread = threading.Thread(target=write)
         thread.start()
         # As often as threads get to take turns: on a busy machine many reads come before the first write.
-        num_reads, changes, deadline_s = 0, set(), time.monotonic() + 30
+        num_reads, deadline_s = 0, time.monotonic() + 30
+        changes: set[tuple[float | None, float | None]] = set()
         while (num_reads < 5000 or len(changes) < 10) and time.monotonic() < deadline_s:
             state = read()
             num_reads += 1
