@@ -110,6 +110,11 @@ class ReplaySettings(Settings):
     """FIRST-LAST: ports for the processes that are started here."""
 
     @property
+    def api_key_text(self) -> str | None:
+        """The key itself, for the requests."""
+        return self.api_key.get_secret_value() if self.api_key else None
+
+    @property
     def port_range(self) -> range:
         first, last = (int(part) for part in self.ports.split("-"))
         return range(first, last + 1)

@@ -230,7 +230,7 @@ class _Watch:
                 timeout_s=settings.request_timeout_s,
                 start_at_monotonic_s=self._start_s,
                 on_result=self._count,
-                api_key=settings.api_key.get_secret_value() if settings.api_key else None,
+                api_key=settings.api_key_text,
             )
         )
         try:

@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -160,7 +160,7 @@ def gate_of(url: str, settings: ReplaySettings) -> Path | None:
 
 
 async def _discover(server: Server, settings: ReplaySettings) -> ServerInfo:
-    return await discover(server.url, model=settings.model, api_key=_api_key(settings))
+    return await discover(server.url, model=settings.model, api_key=settings.api_key_text)
 
 
 async def _warm_up(infos: tuple[ServerInfo, ...], settings: ReplaySettings) -> None:
@@ -173,7 +173,7 @@ async def _warm_up(infos: tuple[ServerInfo, ...], settings: ReplaySettings) -> N
     ]
     urls = [info.url for info in infos]
     results = await run_load(
-        requests, urls, model=infos[0].model, timeout_s=settings.request_timeout_s, api_key=_api_key(settings)
+        requests, urls, model=infos[0].model, timeout_s=settings.request_timeout_s, api_key=settings.api_key_text
     )
     failed = next((result for result in results if not result.ok), None)
     if failed is not None:
@@ -194,6 +194,7 @@ async def _all_runs(
 ) -> Summary:
     outcomes: list[RunOutcome] = []
     requests: Counter[int] = Counter()
+    versions = [await vllm_version(info.url) for info in infos]
     summary: Summary | None = None
     try:
         for number, spec in enumerate(plan_runs(settings)):
@@ -211,7 +212,9 @@ async def _all_runs(
                 )
             )
             summary = summarize(settings, slices[0], scaling, outcomes).model_copy(
-                update={"experiment": await describe(settings, infos, requests=requests, islands=len(servers))}
+                update={
+                    "experiment": describe(settings, infos, versions=versions, requests=requests, islands=len(servers))
+                }
             )
             write_json(summary, settings.out / SUMMARY)
     finally:
@@ -283,11 +286,15 @@ def summarize(settings: ReplaySettings, trace: Trace, scaling: LengthScaling, ou
     )
 
 
-async def describe(
-    settings: ReplaySettings, infos: tuple[ServerInfo, ...], *, requests: Mapping[int, int], islands: int
+def describe(
+    settings: ReplaySettings,
+    infos: tuple[ServerInfo, ...],
+    *,
+    versions: Sequence[str | None],
+    requests: Mapping[int, int],
+    islands: int,
 ) -> Experiment:
     """What ran, for whoever wants to run it again."""
-    versions = [await vllm_version(info.url) for info in infos]
     return Experiment(
         wadiloco_version=package_version(),
         command=shlex.join(["wadiloco", *sys.argv[1:]]),
@@ -334,7 +341,3 @@ def write_report(summary: Summary, outcomes: list[RunOutcome], settings: ReplayS
             field="out",
             remedy=f"free some space; {SUMMARY} has the results",
         ) from exc
-
-
-def _api_key(settings: ReplaySettings) -> str | None:
-    return settings.api_key.get_secret_value() if settings.api_key else None
