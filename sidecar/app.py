@@ -26,7 +26,7 @@ from sidecar.gate import GATE_PERIOD_S, GateKeeper
 from sidecar.learned import read_learned, write_learned
 from sidecar.metrics import SidecarMetrics
 from sidecar.observer import Observer
-from sidecar.pace import decide_pace
+from sidecar.pace import Pacer
 from sidecar.push import Pusher
 from sidecar.schema import Calibration, Forecast, GateStatus, Load, Pace, PaceMode, PaceRequest, SloReport
 from sidecar.source.parse import PageParser
@@ -52,14 +52,14 @@ class Sidecar:
         self.settings = settings
         self.mode = PaceMode.AUTO
         self.observer = Observer(settings, t_s=time.time(), monotonic_s=time.monotonic())
+        self.pacer = Pacer()
         self.gate: GateKeeper | None = None
         self.rings: RingSource | None = None
         self.metrics = SidecarMetrics(self.observer, pace=self.pace, num_queued=self.num_queued, gate=self.gate_status)
         self._pusher: Pusher | None = None
 
     def pace(self) -> Pace:
-        sample = self.observer.sample
-        return decide_pace(self.mode, sample.pressure_frac if sample else None)
+        return self.pacer.pace(self.mode)
 
     def gate_status(self) -> GateStatus | None:
         if self.gate is None:
@@ -159,6 +159,8 @@ class Sidecar:
                     exact = self.rings.read(t_s=time.time(), monotonic_s=time.monotonic())
                     result = overlay(result, exact)
                 sample = self.observer.observe(result)
+                is_exact = self.gate is not None and self.gate.is_exact
+                self.pacer.advance(sample.pressure_frac, is_exact=is_exact, now_s=result.monotonic_s)
                 if self._pusher is not None:
                     self._pusher.offer(sample)
             except Exception:

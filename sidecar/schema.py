@@ -213,4 +213,7 @@ class Pace(Wire):
 
     mode: PaceMode = Field(examples=[PaceMode.AUTO])
     pace: Fraction = Field(examples=[0.75])
-    reason: str = Field(examples=["pressure"])
+    target: Fraction | None = Field(default=None, examples=[0.9])
+    """What the forecast load leaves room for: the pace falls to it at once and grows towards it slowly; None while the
+    load is unknown."""
+    reason: str = Field(examples=["recovering"])
