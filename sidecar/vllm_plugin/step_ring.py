@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from .identity import Identity, is_known_dead, make_directory, own_identity
@@ -50,13 +51,17 @@ class StepRing:
     def next_sequence(self) -> int:
         return self._written + 1
 
-    def write(self, record: bytes) -> None:
-        """Write the record `next_sequence`."""
-        self._written += 1
+    def write(self, records: Sequence[bytes]) -> None:
+        """Write records from `next_sequence` on; all but the last must be full, so that they follow one another."""
+        first = self._written + 1
+        self._written += len(records)
         if self._fd is None or os.getpid() != self._identity.pid:
             return
+        until_end = RING_CAPACITY - (first - 1) % RING_CAPACITY
         try:
-            os.pwrite(self._fd, record, record_offset(self._written))
+            os.pwrite(self._fd, b"".join(records[:until_end]), record_offset(first))
+            if len(records) > until_end:
+                os.pwrite(self._fd, b"".join(records[until_end:]), record_offset(first + until_end))
         except OSError as exc:
             self._fail(exc)
 
