@@ -273,7 +273,9 @@ def decode_record(raw: bytes) -> StepRecord | None:
         preemptions_total=preemptions,
         finished_total=finished,
         first_tokens_total=first_tokens,
-        finished=tuple(FinishedRequest(*values[at : at + VALUES_PER_REQUEST]) for at in range(0, ttft_at, VALUES_PER_REQUEST)),
+        finished=tuple(
+            FinishedRequest(*values[at : at + VALUES_PER_REQUEST]) for at in range(0, ttft_at, VALUES_PER_REQUEST)
+        ),
         ttft_s=values[ttft_at : ttft_at + num_ttft],
         itl_s=values[ttft_at + num_ttft :],
     )
