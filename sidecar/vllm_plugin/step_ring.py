@@ -54,16 +54,15 @@ class StepRing:
     def write(self, records: Sequence[bytes]) -> None:
         """Write records from `next_sequence` on; all but the last must be full, so that they follow one another."""
         first = self._written + 1
-        self._written += len(records)
-        if self._fd is None or os.getpid() != self._identity.pid:
-            return
         until_end = RING_CAPACITY - (first - 1) % RING_CAPACITY
         try:
-            os.pwrite(self._fd, b"".join(records[:until_end]), record_offset(first))
-            if len(records) > until_end:
-                os.pwrite(self._fd, b"".join(records[until_end:]), record_offset(first + until_end))
+            if self._fd is not None and os.getpid() == self._identity.pid:
+                os.pwrite(self._fd, b"".join(records[:until_end]), record_offset(first))
+                if len(records) > until_end:
+                    os.pwrite(self._fd, b"".join(records[until_end:]), record_offset(first + until_end))
         except OSError as exc:
             self._fail(exc)
+        self._written += len(records)  # last: the heartbeat's thread must not tell of records that are not there yet
 
     def beat(self) -> None:
         """Prove life; make the file (again) if it is not there."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -140,7 +141,8 @@ BUSY = [Request(0.0, 0.25, 1.0, 5), Request(0.0, 0.5, 0.25, 2), Request(2.0, 0.1
 def test_what_is_missing_is_unknown_or_may_have_been_missed_by_all(
     missing: tuple[str, ...], slo: str, bounds: tuple[float, float, float] | None
 ) -> None:
-    interval = replace(interval_of(BUSY, -1.0, 3.0), **dict.fromkeys(missing))
+    unknown: dict[str, Any] = dict.fromkeys(missing)
+    interval = replace(interval_of(BUSY, -1.0, 3.0), **unknown)
     assert judge_interval(parse_slo(slo), interval).bounds == bounds
 
 
