@@ -5,8 +5,10 @@ unknown.
 
 vLLM tells the latencies of a request together when it has ended, but not its TTFT. That is what of the whole was not
 decode, ``e2e - decode``: it counts from the arrival at the API server, as vLLM's TTFT histogram does, and differs from
-that by the few microseconds by which the way from the engine to the server took longer for the last token than for the
-first. (``queued + prefill`` would leave that way and the tokenizer out.)
+that by how much longer the last token took from the engine to the server than the first (on an overloaded core, with
+TTFTs of 250 ms: 2 ms in the mean). ``queued + prefill`` would leave that way and the tokenizer out.
+
+A step of 256 running requests, 8 of which finish, costs about 13 µs (three records), one of a single request 8 µs.
 """
 
 from __future__ import annotations
@@ -112,7 +114,7 @@ def pack_values(values: Any) -> bytes:
     try:
         return struct.pack(f"<{len(values)}f", *values)
     except (struct.error, OverflowError):
-        known = [float(value) for value in values if is_number(value) and not abs(value) > MAX_FP32]
+        known = [float(value) for value in values if is_number(value) and abs(value) <= MAX_FP32]
         return struct.pack(f"<{len(known)}f", *known)
 
 

@@ -140,6 +140,15 @@ def test_over_any_chain_of_scrapes_the_truth_lies_within_the_bounds(
     assert 0 <= window.violations <= violations <= window.violations_upper <= judged
 
 
+def test_a_first_token_that_came_unseen_may_have_been_late() -> None:
+    """Between the scrapes at 1 s and 3.5 s; in the hour's window all of this is one bin, in the minute's it is several."""
+    requests = [Request(0.0, 0.125, 0.5, 5), Request(2.0, 1.0, 0.75, 5)]
+    slo = parse_slo("ttft:250ms,e2e:2s")
+    seen = {1.0: _between(slo, requests, -1.0, 1.0), 6.0: _between(slo, requests, 3.5, 6.0)}
+    windows = report_of(seen, now_s=6.0, slo=slo).windows
+    assert [(w.requests, w.violations, w.violations_upper) for w in windows] == [(2, 0, 1)] * 3
+
+
 def test_the_error_of_ttft_with_e2e_does_not_grow_with_the_number_of_scrapes() -> None:
     """Two requests are always in decode; every tenth misses its TTFT."""
     requests = [Request(i / 4, 0.5 if i % 10 == 0 else 0.125, 0.5, 5) for i in range(160)]
