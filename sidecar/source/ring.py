@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import functools
+import logging
 import math
 import os
 from collections.abc import Iterable
@@ -24,6 +25,8 @@ from sidecar.vllm_plugin.records import (
     RECORD_BYTES,
     RING_CAPACITY,
     RING_HEADER_BYTES,
+    RING_MAGIC,
+    RING_MAGIC_FAMILY,
     FinishedRequest,
     RingHeader,
     StepRecord,
@@ -33,6 +36,8 @@ from sidecar.vllm_plugin.records import (
     record_offset,
 )
 from sidecar.vllm_plugin.step_ring import RING_GLOB
+
+logger = logging.getLogger(__name__)
 
 MAX_RINGS = 64
 METRICS = (SloMetric.TTFT, SloMetric.ITL, SloMetric.TPOT, SloMetric.E2E)
@@ -87,6 +92,7 @@ class Ring:
         self.last: StepRecord | None = None
         self.lost_records = 0
         self.heartbeat_ns = 0
+        self.other_version = False
         self.ttft, self.itl, self.tpot, self.e2e = (Tally(edges_of(slo, metric)) for metric in METRICS)
         self.judged = Judged(0.0, 0.0, 0.0)
         self._next = 0
@@ -94,6 +100,7 @@ class Ring:
     def poll(self) -> None:
         """Take in every record that came since."""
         head = self._pread(RING_HEADER_BYTES, 0)
+        self.other_version = head.startswith(RING_MAGIC_FAMILY) and not head.startswith(RING_MAGIC)
         header, pulse = decode_ring_header(head), decode_pulse(head)
         if header is None or pulse is None or (self.header is not None and header != self.header):
             self.heartbeat_ns = 0  # not, or no longer, what it was
@@ -163,6 +170,7 @@ class RingSource:
         self._directory = directory
         self._slo = slo
         self._rings: dict[Path, Ring] = {}
+        self._warned = False
         self.max_num_seqs: int | None = None
         """Requests that one engine runs at once, as its configuration says; the metrics do not export it."""
 
@@ -174,12 +182,13 @@ class RingSource:
         """What the engines did so far; None while no plugin lives."""
         self._follow()
         now_ns = int(monotonic_s * 1e9)
-        living = []
+        living: list[Ring] = []
         for ring in self._rings.values():
             ring.poll()
             if ring.is_alive(now_ns):
                 living.append(ring)
         if not living:
+            self._warn_of_other_version()
             return None
         seqs = [ring.header.max_num_seqs for ring in living if ring.header is not None and ring.header.max_num_seqs]
         self.max_num_seqs = max(seqs, default=None)
@@ -189,6 +198,16 @@ class RingSource:
         for ring in self._rings.values():
             ring.close()
         self._rings.clear()
+
+    def _warn_of_other_version(self) -> None:
+        found = any(ring.other_version for ring in self._rings.values())
+        if found and not self._warned:
+            logger.warning(
+                "the plugin in the server is of another version, its steps cannot be read folder=%s: install the "
+                "wadiloco-vllm-plugin that belongs to this sidecar, and start the server anew",
+                self._directory,
+            )
+        self._warned = found
 
     def _follow(self) -> None:
         """Open rings that are new or were replaced, close those that are gone."""

@@ -267,3 +267,20 @@ def test_the_terminal_table_shows_every_policy(width: int) -> None:
 
 def test_a_table_cell_cannot_break_the_table() -> None:
     assert "a\\|b" in render_markdown(summary_of(run_of("a|b", GOOD)))
+
+
+@pytest.mark.parametrize(
+    ("slo", "title", "legend"),
+    [
+        (SloSpec(metric="e2e", threshold_ms=200), "SLO: e2e at most 200 ms.", "missed the objective, and"),
+        (
+            SloSpec(metric="e2e", threshold_ms=2000, objectives_ms={"ttft": 200, "e2e": 2000}, target_frac=0.99),
+            "SLO: ttft at most 200 ms, e2e at most 2000 ms.",
+            "missed any of the objectives, and",
+        ),
+    ],
+)
+def test_the_report_names_every_objective(slo: SloSpec, title: str, legend: str) -> None:
+    text = render_markdown(summary_of(run_of("no_sync", GOOD)).model_copy(update={"slo": slo}))
+    assert title in text
+    assert legend in text

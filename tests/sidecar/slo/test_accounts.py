@@ -141,7 +141,7 @@ def test_over_any_chain_of_scrapes_the_truth_lies_within_the_bounds(
 
 
 def test_a_first_token_that_came_unseen_may_have_been_late() -> None:
-    """Between the scrapes at 1 s and 3.5 s; in the hour's window all of this is one bin, in the minute's it is several."""
+    """Between the scrapes at 1 s and 3.5 s; all of this is one bin of the hour's window, several of the minute's."""
     requests = [Request(0.0, 0.125, 0.5, 5), Request(2.0, 1.0, 0.75, 5)]
     slo = parse_slo("ttft:250ms,e2e:2s")
     seen = {1.0: _between(slo, requests, -1.0, 1.0), 6.0: _between(slo, requests, 3.5, 6.0)}

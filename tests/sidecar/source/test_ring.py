@@ -271,3 +271,13 @@ def test_the_histograms_of_the_plugin_have_the_thresholds_as_edges(ring: StepRin
     snapshot = known(source)
     edges = [getattr(snapshot, name).edges for name in ("ttft", "itl", "tpot", "e2e")]
     assert edges == [(math.inf,), (0.05, math.inf), (0.02, 0.05, math.inf), (0.2, math.inf)]
+
+
+def test_a_plugin_of_another_version_is_unknown_and_warned_of_once(
+    tmp_path: Path, ring: StepRing, source: RingSource, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(ring)
+    with next(tmp_path.glob("*.ring")).open("r+b") as file:
+        file.write(b"WDLRING\x01")
+    assert [read(source), read(source)] == [None, None]
+    assert caplog.text.count("install the wadiloco-vllm-plugin that belongs to this sidecar") == 1
