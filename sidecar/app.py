@@ -127,7 +127,7 @@ class Sidecar:
         return Scraper(client, parser=PageParser(self.settings.metric_prefix), timeout_s=timeout_s)
 
     def _open_gate(self, directory: Path, clients: AsyncExitStack, tasks: Background) -> None:
-        self.rings = RingSource(directory, edges_s=(self.observer.slo.threshold_s,))
+        self.rings = RingSource(directory, self.observer.slo)
         clients.callback(self.rings.close)
         gate = self.gate = GateKeeper(directory, scrape_interval_s=self.settings.scrape_interval_s)
         clients.callback(gate.close)
@@ -230,7 +230,7 @@ def _add_reading_routes(app: FastAPI, sidecar: Sidecar) -> None:
     ) -> Calibration:
         return observer.calibration(sync_duration_s=sync_duration_s)
 
-    @app.get("/v1/slo", tags=["server"], summary="SLO attainment over sliding windows")
+    @app.get("/v1/slo", tags=["server"], summary="Goodput, attainment and error budget, by sliding window")
     async def slo() -> SloReport:
         return observer.slo_report(now_s=time.monotonic())
 

@@ -106,7 +106,7 @@ def test_with_plugin_and_middleware_load_and_gate_are_exact(tmp_path: Path) -> N
         sidecar: Sidecar = app.state.sidecar
         async with running(app) as client:
             ingress.update(in_flight=2)
-            ring.write(encode_record(StepRecord(sequence=1, at_ns=1, step=1, running=2, waiting=0, kv_usage=0.1)))
+            ring.write([encode_record(StepRecord(sequence=1, at_ns=1, step=1, running=2, waiting=0, kv_usage=0.1))])
             await until(lambda: sidecar.gate is not None and sidecar.gate.state.in_flight == 2, "two in flight")
             await until(lambda: sidecar.observer.sample is not None and sidecar.observer.sample.running == 2, "steps")
             seen = await load(client)
