@@ -218,7 +218,8 @@ def summarize(rings: list[Ring], *, t_s: float, monotonic_s: float) -> EngineSna
         ttft=tallies[0].histogram(),
         itl=tallies[1].histogram(),
         e2e=tallies[2].histogram(),
-        created_s=t_s - (monotonic_s - created_ns / 1e9),
+        created_s=created_ns / 1e9,
+        exact=True,
         signals=dict.fromkeys(SIGNALS, SIGNAL),
     )
 
@@ -234,6 +235,8 @@ def overlay(result: ScrapeResult, exact: EngineSnapshot | None) -> ScrapeResult:
         exact,
         t_s=page.t_s,
         monotonic_s=page.monotonic_s,
+        waiting_capacity=page.waiting_capacity,
+        kv_capacity_tokens=page.kv_capacity_tokens,
         asleep=page.asleep,
         rejections=page.rejections,
         process_start_s=page.process_start_s,

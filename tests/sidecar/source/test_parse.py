@@ -7,7 +7,9 @@ from dataclasses import fields
 
 import pytest
 
-from sidecar.source.parse import ALIASES, HISTOGRAM_ALIASES, PageError, PageParser
+from sidecar.source.page import PageError
+from sidecar.source.parse import PageParser
+from sidecar.source.signals import ALIASES, HISTOGRAM_ALIASES
 from sidecar.source.snapshot import EngineSnapshot
 from tests.sidecar.helpers import TEXT, capture, edited, parse, without
 
@@ -16,6 +18,9 @@ FIELD_OF_SIGNAL = {
     "kv_usage": ("kv_usage_mean_frac", "kv_usage_max_frac"),
     "sleep_state": ("asleep",),
     "created": ("created_s",),
+    "kv_capacity": ("kv_capacity_tokens",),
+    # Its name begins the name of the other.
+    "waiting": ("waiting", "waiting_capacity"),
 }
 
 
@@ -78,7 +83,7 @@ def test_a_missing_or_renamed_series_is_none_and_never_zero(signal: str, change:
     lost = FIELD_OF_SIGNAL.get(signal, (signal,))
     assert page.signals[signal] is None
     assert all(getattr(page, name) is None for name in lost)
-    others = {f.name for f in fields(EngineSnapshot)} - set(lost) - {"signals"}
+    others = {f.name for f in fields(EngineSnapshot)} - set(lost) - {"signals", "missing"}
     assert not [name for name in others if getattr(page, name) is None]
 
 
