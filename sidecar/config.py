@@ -182,8 +182,7 @@ def check_socket(address: str) -> str:
     Raises:
         ValueError: the path is not absolute, or longer than the kernel takes.
     """
-    path = address.strip().removeprefix(UNIX)
-    path = path.removeprefix("//") if path.startswith("///") else path
+    path = _socket_path(address)
     if not path.startswith("/") or path.startswith("//") or "\0" in path:
         raise ValueError("not the absolute path of a Unix socket: write unix:/run/vllm.sock")
     if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
@@ -199,13 +198,18 @@ def is_token(text: str) -> bool:
 def derive_server_id(url: str) -> str:
     """``host:port`` of a URL, as a name. What is not a URL gets one too: `check_base_url` is who refuses it."""
     if url.strip().startswith(UNIX):
-        return _as_name(socket.gethostname() + ":" + url.strip().removeprefix(UNIX))
+        return _as_name(f"{socket.gethostname()}:{_socket_path(url)}")
     try:
         parts = urlsplit(url.strip())
         port = parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError:
         return _as_name(url)
     return _as_name(f"{parts.hostname}:{port}")
+
+
+def _socket_path(address: str) -> str:
+    path = address.strip().removeprefix(UNIX)
+    return path.removeprefix("//") if path.startswith("///") else path
 
 
 def _as_name(text: str) -> str:
