@@ -25,6 +25,7 @@ from sidecar.schema import (
     SyncCostPoint,
 )
 from sidecar.slo import Slo, SloAccounts, Verdict, judge
+from sidecar.source.alarm import SignalAlarm
 from sidecar.source.snapshot import EngineSnapshot, ScrapeOutcome, ScrapeResult
 from sidecar.source.state import EngineStatus, advance, initial_status
 from sidecar.source.window import Interval, difference, restarted, same_life
@@ -35,8 +36,6 @@ logger = logging.getLogger(__name__)
 STALE_AFTER_SCRAPES = 3
 # An interval that is longer (a network that was down) is no longer "now": no difference is taken across it.
 MAX_INTERVAL_S = 60.0
-# A signal that stays missing is told again after this time: loud, and no flood.
-REPEAT_WARNING_S = 600.0
 
 
 class Observer:
@@ -58,12 +57,15 @@ class Observer:
         self._in_engine = SmoothingForecaster(tick_s=settings.scrape_interval_s)
         self.calibrator = Calibrator()
         self._bursts = BurstForecaster(tick_s=settings.scrape_interval_s, horizons_s=HORIZONS_S)
-        self.missing: tuple[str, ...] = ()
-        """Signals that the newest good page should have and has not."""
-        self._warned_s: dict[str, float] = {}
+        self._alarm = SignalAlarm()
         self._outcome: ScrapeOutcome | None = None
         self._was_refused = False
         """Nobody listened at some time since the newest good page."""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Signals that the newest good page should have and has not."""
+        return self._alarm.missing
 
     @property
     def method(self) -> str:
@@ -196,7 +198,7 @@ class Observer:
 
     def _take_page(self, page: EngineSnapshot, *, longest_s: float) -> Interval | None:
         """The interval since the last good page, None when there is none."""
-        self._warn_missing(page)
+        self._alarm.check(page)
         before, self.snapshot = self.snapshot, page
         was_refused, self._was_refused = self._was_refused, False
         if before is None:
@@ -293,18 +295,3 @@ class Observer:
             burst_probability=burst and burst.probability,
             burst_arrivals=burst and burst.level,
         )
-
-    def _warn_missing(self, page: EngineSnapshot) -> None:
-        """The alarm about signals that a version of vLLM renamed or dropped."""
-        now_s = page.monotonic_s
-        due = [name for name in page.missing if now_s - self._warned_s.get(name, -math.inf) >= REPEAT_WARNING_S]
-        if due:
-            self._warned_s.update(dict.fromkeys(due, now_s))
-            logger.warning(
-                "the server does not export the signals %s: they are unknown, never 0; is its vLLM newer than this "
-                "sidecar, or its --metric-prefix another?",
-                ", ".join(due),
-            )
-        if self.missing and not page.missing:
-            logger.info("the server exports all signals again")
-        self.missing = page.missing
