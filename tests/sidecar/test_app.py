@@ -298,17 +298,17 @@ def test_a_server_that_takes_no_requests_drains_and_is_said_to(server: Upstream)
 def test_a_slow_server_is_scraped_more_seldom_until_it_is_fast_again(server: Upstream) -> None:
     async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
         await reached(sidecar, EngineState.READY)
-        server.delay_s = 0.2
-        await until(lambda: sidecar.scrape_interval_s == 0.4, "the longest interval")
-        assert (await gauges(client))["scrape_interval_seconds"] == 0.4
+        server.delay_s = 0.25
+        await until(lambda: sidecar.scrape_interval_s == 1.0, "the longest interval")
+        assert (await gauges(client))["scrape_interval_seconds"] == 1.0
         load = Load.model_validate((await client.get("/v1/load")).json())
         assert load.scrape is not None
-        assert (load.scrape.outcome, load.scrape.interval_s) == ("ok", 0.4)
-        assert load.scrape.duration_s >= 0.2
+        assert (load.scrape.outcome, load.scrape.interval_s) == ("ok", 1.0)
+        assert load.scrape.duration_s >= 0.25
         server.delay_s = 0.0
-        await until(lambda: sidecar.scrape_interval_s < 0.4, "a shorter interval")
+        await until(lambda: sidecar.scrape_interval_s < 1.0, "a shorter interval")
 
-    run(settings_for(server.url, scrape_interval_max_s=0.4), body)
+    run(settings_for(server.url, scrape_interval_s=0.2, scrape_interval_max_s=1.0, scrape_timeout_s=2.0), body)
 
 
 def test_what_failed_is_said_with_the_remedy(server: Upstream) -> None:

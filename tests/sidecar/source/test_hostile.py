@@ -143,8 +143,8 @@ def test_what_never_ends_is_a_time_out(answer: Answer) -> None:
 
 
 HUGE: list[tuple[str, Answer]] = [
-    ("100 MB", repeating(b"# comment\n" * 10_000, times=1000)),
-    ("100 MB in chunks", repeating(b"other_series 1.0\n" * 6000, times=1000, chunked=True)),
+    ("100 MB", repeating((b"# " + b"c" * 997 + b"\n") * 100, times=1000)),
+    ("100 MB in chunks", repeating((b'other_series{x="' + b"x" * 900 + b'"} 1.0\n') * 100, times=1000, chunked=True)),
     ("one line without end", repeating(b"x" * 65536)),
     ("needed lines without end", repeating(RUNNING * 1000, chunked=True)),
 ]
