@@ -157,7 +157,11 @@ def _explain_connection(exc: httpx.HTTPError) -> Failure:
             return Failure(ScrapeOutcome.TLS, f"{cause}: see --vllm-ca, --vllm-cert and the scheme of --vllm")
         if is_new and isinstance(cause, ConnectionRefusedError | FileNotFoundError):
             return Failure(ScrapeOutcome.REFUSED, f"{cause}")
-    return Failure(ScrapeOutcome.UNREACHABLE if is_new else ScrapeOutcome.BROKEN, f"{type(exc).__name__}: {exc}")
+    detail = f"{type(exc).__name__}: {exc}"
+    if isinstance(exc, httpx.RemoteProtocolError) and exc.request.url.scheme == "https":
+        # vLLM's uvicorn drops the connection without a TLS alert.
+        detail += " (as servers do that ask for a client certificate: see --vllm-cert)"
+    return Failure(ScrapeOutcome.UNREACHABLE if is_new else ScrapeOutcome.BROKEN, detail)
 
 
 def causes(exc: BaseException) -> Iterator[BaseException]:

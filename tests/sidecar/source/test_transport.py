@@ -80,9 +80,9 @@ def stranger(tmp_path: Path) -> Authority:
     return Authority(tmp_path / "stranger")
 
 
-def scrape_tls(context: ssl.SSLContext, **values: Any) -> ScrapeResult:
+def scrape_tls(context: ssl.SSLContext, *, answer: Answer | None = None, **values: Any) -> ScrapeResult:
     async def main() -> ScrapeResult:
-        async with raw_server(saying(PAGE), context=context) as port:
+        async with raw_server(answer or saying(PAGE), context=context) as port:
             return await scrape(f"https://127.0.0.1:{port}", **values)
 
     return asyncio.run(main())
@@ -120,6 +120,12 @@ def test_a_server_that_asks_for_a_certificate_refuses_a_stranger(authority: Auth
     assert scrape_tls(context, vllm_ca=authority.ca).outcome is ScrapeOutcome.TLS
     other = {"vllm_ca": authority.ca, "vllm_cert": stranger.cert, "vllm_key": stranger.key}
     assert scrape_tls(context, **other).outcome is ScrapeOutcome.TLS
+
+
+def test_a_server_that_drops_the_connection_after_the_handshake_may_want_a_certificate(authority: Authority) -> None:
+    result = scrape_tls(authority.context(), answer=saying(b""), vllm_ca=authority.ca)
+    assert result.outcome is ScrapeOutcome.BROKEN
+    assert "--vllm-cert" in result.detail
 
 
 def test_a_server_without_tls_behind_an_https_url_is_a_tls_failure() -> None:
