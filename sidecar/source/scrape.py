@@ -158,7 +158,8 @@ def _explain_connection(exc: httpx.HTTPError) -> Failure:
         if is_new and isinstance(cause, ConnectionRefusedError | FileNotFoundError):
             return Failure(ScrapeOutcome.REFUSED, f"{cause}")
     detail = f"{type(exc).__name__}: {exc}"
-    if isinstance(exc, httpx.RemoteProtocolError) and exc.request.url.scheme == "https":
+    request = exc._request  # the public property raises where there is none
+    if isinstance(exc, httpx.RemoteProtocolError) and request is not None and request.url.scheme == "https":
         # vLLM's uvicorn drops the connection without a TLS alert.
         detail += " (as servers do that ask for a client certificate: see --vllm-cert)"
     return Failure(ScrapeOutcome.UNREACHABLE if is_new else ScrapeOutcome.BROKEN, detail)
