@@ -80,7 +80,7 @@ def stranger(tmp_path: Path) -> Authority:
     return Authority(tmp_path / "stranger")
 
 
-def scrape_tls(context: ssl.SSLContext, *, answer: Answer | None = None, **values: Any) -> ScrapeResult:
+def scrape_tls(context: ssl.SSLContext, answer: Answer | None = None, /, **values: Any) -> ScrapeResult:
     async def main() -> ScrapeResult:
         async with raw_server(answer or saying(PAGE), context=context) as port:
             return await scrape(f"https://127.0.0.1:{port}", **values)
@@ -123,7 +123,7 @@ def test_a_server_that_asks_for_a_certificate_refuses_a_stranger(authority: Auth
 
 
 def test_a_server_that_drops_the_connection_after_the_handshake_may_want_a_certificate(authority: Authority) -> None:
-    result = scrape_tls(authority.context(), answer=saying(b""), vllm_ca=authority.ca)
+    result = scrape_tls(authority.context(), saying(b""), vllm_ca=authority.ca)
     assert result.outcome is ScrapeOutcome.BROKEN
     assert "--vllm-cert" in result.detail
 
