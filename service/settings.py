@@ -13,7 +13,7 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import Field, FilePath, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
@@ -117,7 +117,7 @@ def load_settings(model: type[S], argv: Sequence[str]) -> S:
     try:
         settings = bound()
     except ValidationError as exc:
-        raise _explain(exc, prefix) from exc
+        raise _explain(exc, model, prefix) from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{config_file} is not valid TOML: {exc}", field="--config") from exc
     except OSError as exc:
@@ -184,7 +184,7 @@ def _bind_sources(model: type[S], arguments: list[str], config_file: Path | None
     return Bound
 
 
-def _explain(exc: ValidationError, prefix: str) -> ConfigError:
+def _explain(exc: ValidationError, model: type[Settings], prefix: str) -> ConfigError:
     first = exc.errors()[0]
     name = str(first["loc"][0]) if first["loc"] else ""
     message = str(first["msg"]).removeprefix("Value error, ")
@@ -194,7 +194,13 @@ def _explain(exc: ValidationError, prefix: str) -> ConfigError:
     if not name:
         return ConfigError(message + more)
     given = first.get("input")
-    shown = f", got {given!r}" if first["type"] != "missing" and not isinstance(given, dict) else ""
+    is_hidden = first["type"] == "missing" or isinstance(given, dict) or _is_secret(model, name)
+    shown = "" if is_hidden else f", got {given!r}"
     return ConfigError(
         message + shown + more, field=name, remedy=f"set --{name.replace('_', '-')} or {prefix}{name.upper()}"
     )
+
+
+def _is_secret(model: type[Settings], name: str) -> bool:
+    field = model.model_fields.get(name)
+    return field is not None and SecretStr in (field.annotation, *get_args(field.annotation))

@@ -28,10 +28,13 @@ from sidecar.metrics import SidecarMetrics
 from sidecar.observer import Observer
 from sidecar.pace import Pacer
 from sidecar.push import Pusher
-from sidecar.schema import Calibration, Forecast, GateStatus, Load, Pace, PaceMode, PaceRequest, SloReport
+from sidecar.schema import Calibration, Forecast, GateStatus, Load, Pace, PaceMode, PaceRequest, ScrapeStatus, SloReport
+from sidecar.source.cadence import next_interval_s
 from sidecar.source.parse import PageParser
-from sidecar.source.ring import SIGNAL, RingSource, overlay
+from sidecar.source.ring import RingSource, overlay
 from sidecar.source.scrape import Scraper
+from sidecar.source.snapshot import ScrapeResult
+from sidecar.source.transport import open_client, tls_context
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +46,8 @@ PUSH_TIMEOUT_S = 3.0
 SAVE_EVERY_S = 60.0
 DEFAULT_SYNC_DURATION_S = 5.0
 MAX_HORIZON_S = 60.0
+MIN_REST = 0.5
+"""Of the interval, between two scrapes."""
 
 
 class Sidecar:
@@ -56,7 +61,13 @@ class Sidecar:
         self.gate: GateKeeper | None = None
         self.rings: RingSource | None = None
         self.metrics = SidecarMetrics(self.observer, pace=self.pace, num_queued=self.num_queued, gate=self.gate_status)
+        self.scrape_interval_s = settings.scrape_interval_s
+        """Until the next scrape."""
+        self.scrape: ScrapeResult | None = None
+        """The newest attempt to read the page, without what the plugin knows better."""
+        self._context = tls_context(settings)
         self._pusher: Pusher | None = None
+        self.metrics.set_scrape_interval(self.scrape_interval_s)
 
     def pace(self) -> Pace:
         return self.pacer.pace(self.mode)
@@ -71,6 +82,16 @@ class Sidecar:
             source=state.source,
             in_flight=state.in_flight,
             error=self.gate.complaint or None,
+        )
+
+    def scrape_status(self) -> ScrapeStatus | None:
+        if self.scrape is None:
+            return None
+        return ScrapeStatus(
+            outcome=self.scrape.outcome,
+            detail=self.scrape.detail,
+            duration_s=self.scrape.duration_s,
+            interval_s=self.scrape_interval_s,
         )
 
     def num_queued(self) -> int:
@@ -119,12 +140,9 @@ class Sidecar:
                 logger.warning("state file not written file=%s: %s", path, exc.strerror or exc)
 
     async def _open_scraper(self, clients: AsyncExitStack) -> Scraper:
-        timeout_s = self.settings.scrape_timeout_s
-        options = client_options(self.settings, self.settings.vllm + "/", timeout_s=timeout_s)
-        # The token is for the fleet's own services; the server's metrics need none, and it has no business knowing it.
-        options["headers"] = {}
-        client = await clients.enter_async_context(httpx.AsyncClient(**options))
-        return Scraper(client, parser=PageParser(self.settings.metric_prefix), timeout_s=timeout_s)
+        client = await clients.enter_async_context(open_client(self.settings, self._context))
+        parser = PageParser(self.settings.metric_prefix, replica=self.settings.metric_replica)
+        return Scraper(client, parser=parser, timeout_s=self.settings.scrape_timeout_s)
 
     def _open_gate(self, directory: Path, clients: AsyncExitStack, tasks: Background) -> None:
         self.rings = RingSource(directory, self.observer.slo)
@@ -151,23 +169,39 @@ class Sidecar:
         )
 
     async def _scrape_all(self, scraper: Scraper, tasks: Background) -> None:
-        async def tick() -> None:
-            try:
-                result = await scraper.scrape()
-                self.metrics.count_scrape(result)
-                if self.rings is not None:
-                    exact = self.rings.read(t_s=time.time(), monotonic_s=time.monotonic())
-                    result = overlay(result, exact)
-                sample = self.observer.observe(result)
-                is_exact = self.gate is not None and self.gate.is_exact
-                self.pacer.advance(sample.pressure_frac, is_exact=is_exact, now_s=result.monotonic_s)
-                if self._pusher is not None:
-                    self._pusher.offer(sample)
-            except Exception:
-                self.metrics.count_internal_failure()
-                logger.exception("scrape failed in the sidecar itself")
+        """Until the end; from the beginning of a scrape to that of the next it is `scrape_interval_s`."""
+        while not tasks.exit.is_set():
+            started_s = time.monotonic()
+            await self._scrape_once(scraper)
+            rest_s = started_s + self.scrape_interval_s - time.monotonic()
+            # A time-out may be longer than the longest interval: even then the server gets a rest.
+            await wait_for_exit(tasks.exit, max(rest_s, self.scrape_interval_s * MIN_REST))
 
-        await every(self.settings.scrape_interval_s, tasks.exit, tick)
+    async def _scrape_once(self, scraper: Scraper) -> None:
+        try:
+            result = self.scrape = await scraper.scrape()
+            self.metrics.count_scrape(result)
+            self._set_interval(result.duration_s)
+            if self.rings is not None:
+                result = overlay(result, self.rings.read(t_s=result.t_s, monotonic_s=time.monotonic()))
+            sample = self.observer.observe(result, interval_s=self.scrape_interval_s)
+            is_exact = self.gate is not None and self.gate.is_exact
+            self.pacer.advance(sample.pressure_frac, is_exact=is_exact, now_s=result.monotonic_s)
+            if self._pusher is not None:
+                self._pusher.offer(sample)
+        except Exception:
+            self.metrics.count_internal_failure()
+            logger.exception("scrape failed in the sidecar itself")
+
+    def _set_interval(self, duration_s: float) -> None:
+        usual_s, was_s = self.settings.scrape_interval_s, self.scrape_interval_s
+        longest_s = self.settings.scrape_longest_s
+        self.scrape_interval_s = next_interval_s(was_s, duration_s, usual_s=usual_s, longest_s=longest_s)
+        self.metrics.set_scrape_interval(self.scrape_interval_s)
+        if (was_s == usual_s) != (self.scrape_interval_s == usual_s):
+            logger.info(
+                "scrape interval_s=%.2f duration_s=%.3f usual_s=%g", self.scrape_interval_s, duration_s, usual_s
+            )
 
 
 def create_app(settings: SidecarSettings) -> FastAPI:
@@ -201,7 +235,10 @@ def _add_reading_routes(app: FastAPI, sidecar: Sidecar) -> None:
             state=observer.status.state,
             since_s=observer.status.since_s,
             signals=dict(snapshot.signals) if snapshot else {},
-            source="plugin" if snapshot is not None and snapshot.signals.get("steps") == SIGNAL else "scrape",
+            missing_signals=observer.missing,
+            scrape=sidecar.scrape_status(),
+            kv_capacity_tokens=snapshot.kv_capacity_tokens if snapshot else None,
+            source="plugin" if snapshot is not None and snapshot.exact else "scrape",
             max_num_seqs=sidecar.rings.max_num_seqs if sidecar.rings is not None else None,
             gate=sidecar.gate_status(),
             window=observer.window(since_monotonic_s=now_s - window_s) if window_s > 0 else (),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -21,7 +21,8 @@ from sidecar.schema import (
     SloReport,
     SloWindow,
 )
-from sidecar.source.snapshot import ScrapeOutcome, ScrapeResult
+from sidecar.source.signals import NEEDED_SIGNALS
+from sidecar.source.snapshot import EngineSnapshot, ScrapeOutcome, ScrapeResult
 
 PREFIX = "wadiloco_sidecar"
 SLO_GAUGES = (
@@ -72,12 +73,20 @@ class SidecarMetrics:
             self._pushes.labels(push_outcome)
         for reason in DropReason:
             self._dropped.labels(reason)
+        self._interval_s = Gauge(
+            f"{PREFIX}_scrape_interval_seconds",
+            "Time between scrapes; longer than configured while the server is slow to answer",
+            registry=self.registry,
+        )
         self.registry.register(ObserverCollector(observer, pace=pace, num_queued=num_queued))
         self.registry.register(GateCollector(gate))
 
     def count_scrape(self, result: ScrapeResult) -> None:
         self._scrapes.labels(result.outcome).inc()
         self._scrape_s.observe(result.duration_s)
+
+    def set_scrape_interval(self, interval_s: float) -> None:
+        self._interval_s.set(interval_s)
 
     def count_internal_failure(self) -> None:
         self._scrapes.labels(ScrapeOutcome.INTERNAL).inc()
@@ -104,6 +113,7 @@ class ObserverCollector(Collector):
         observer = self._observer
         yield _states(observer.status.state)
         yield from _sample_gauges(observer.sample)
+        yield from _signals(observer.snapshot)
         yield from _forecast_gauges(observer.predict())
         yield _calibration_counts(observer.calibrator)
         yield _gauge("pace_ratio", "How much the trainer may run", self._pace().pace)
@@ -141,12 +151,32 @@ def _states(current: EngineState) -> Metric:
     return family
 
 
+def _signals(snapshot: EngineSnapshot | None) -> Iterator[Metric]:
+    """Nothing before the first good page."""
+    if snapshot is None:
+        return
+    missing = GaugeMetricFamily(
+        f"{PREFIX}_signal_missing", "1 for a needed signal that the server does not export", labels=["signal"]
+    )
+    for signal in NEEDED_SIGNALS:
+        missing.add_metric([signal], float(signal in snapshot.missing))
+    yield missing
+    matched = GaugeMetricFamily(
+        f"{PREFIX}_signal_series", "1 for the series that a signal is read from", labels=["signal", "series"]
+    )
+    for signal, series in snapshot.signals.items():
+        if series is not None:
+            matched.add_metric([signal, series], 1.0)
+    yield matched
+
+
 def _sample_gauges(sample: LoadSample | None) -> Iterator[Metric]:
     if sample is None:
         return
     rate = sample.arrivals / sample.interval_s if sample.arrivals is not None and sample.interval_s else None
     yield _gauge("running_requests", "Requests that run in the engine", sample.running)
     yield _gauge("waiting_requests", "Requests that wait in the engine", sample.waiting)
+    yield _gauge("waiting_capacity_requests", "Requests that wait for room in the engine", sample.waiting_capacity)
     yield _gauge("kv_usage_ratio", "KV cache in use, fullest engine", sample.kv_usage_frac)
     yield _gauge("arrivals_per_second", "Estimated arrival rate of the last interval", rate)
     yield _gauge("pressure_ratio", "Load now and within the next seconds; absent when unknown", sample.pressure_frac)

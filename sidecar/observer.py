@@ -26,10 +26,10 @@ from sidecar.schema import (
 from sidecar.slo import Slo
 from sidecar.slo.accounts import SloAccounts
 from sidecar.slo.judge import Bounds, IntervalVerdict, judge_interval
-from sidecar.source.parse import NEEDED_SIGNALS
+from sidecar.source.alarm import SignalAlarm
 from sidecar.source.snapshot import EngineSnapshot, ScrapeOutcome, ScrapeResult
 from sidecar.source.state import EngineStatus, advance, initial_status
-from sidecar.source.window import Interval, difference, restarted
+from sidecar.source.window import Interval, difference, restarted, same_life
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +44,6 @@ class Observer:
 
     def __init__(self, settings: SidecarSettings, *, t_s: float, monotonic_s: float) -> None:
         self._settings = settings
-        self._max_interval_s = max(MAX_INTERVAL_S, STALE_AFTER_SCRAPES * settings.scrape_interval_s)
-        self._stale_after_s = STALE_AFTER_SCRAPES * max(settings.scrape_interval_s, settings.scrape_timeout_s)
         self.slo: Slo = settings.objective
         self.status: EngineStatus = initial_status(t_s=t_s, monotonic_s=monotonic_s)
         self.snapshot: EngineSnapshot | None = None
@@ -62,8 +60,15 @@ class Observer:
         self._in_engine = SmoothingForecaster(tick_s=settings.scrape_interval_s)
         self.calibrator = Calibrator()
         self._bursts = BurstForecaster(tick_s=settings.scrape_interval_s, horizons_s=HORIZONS_S)
-        self._missing: tuple[str, ...] = ()
+        self._alarm = SignalAlarm()
         self._outcome: ScrapeOutcome | None = None
+        self._was_refused = False
+        """Nobody listened at some time since the newest good page."""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Signals that the newest good page should have and has not."""
+        return self._alarm.missing
 
     @property
     def method(self) -> str:
@@ -77,15 +82,25 @@ class Observer:
     def num_observations(self) -> int:
         return self._arrivals.num_observations
 
-    def observe(self, result: ScrapeResult, *, phase: Phase = Phase.NONE) -> LoadSample:
-        """Take in one scrape and say what it means; ``phase`` is what the trainer did since the last one."""
+    def observe(
+        self, result: ScrapeResult, *, interval_s: float | None = None, phase: Phase = Phase.NONE
+    ) -> LoadSample:
+        """Take in one scrape and say what it means.
+
+        ``interval_s`` is the time between scrapes now (left out, the usual one), ``phase`` what the trainer did since
+        the last one.
+        """
         before, last_page = self.status, self.snapshot
-        self.status = advance(before, result, stale_after_s=self._stale_after_s)
+        interval_s = self._settings.scrape_interval_s if interval_s is None else interval_s
+        stale_after_s = STALE_AFTER_SCRAPES * max(interval_s, self._settings.scrape_timeout_s)
+        self.status = advance(before, result, stale_after_s=stale_after_s)
         if self.status.state is not before.state or result.outcome is not self._outcome:
             detail = f" detail={result.detail}" if result.detail else ""
             logger.info("engine state=%s was=%s scrape=%s%s", self.status.state, before.state, result.outcome, detail)
         self._outcome = result.outcome
-        interval = self._take_page(result.snapshot) if result.snapshot is not None else None
+        self._was_refused = self._was_refused or result.outcome is ScrapeOutcome.REFUSED
+        longest_s = max(MAX_INTERVAL_S, STALE_AFTER_SCRAPES * interval_s)
+        interval = None if result.snapshot is None else self._take_page(result.snapshot, longest_s=longest_s)
         verdict = self._judge(interval, now_s=result.monotonic_s)
         if verdict is not None and last_page is not None and result.snapshot is not None:
             self._calibrate(last_page, result.snapshot, verdict, phase=phase)
@@ -176,16 +191,18 @@ class Observer:
         now = LoadForecast(0.0, points[0].arrivals_per_s, self.snapshot.in_engine)
         return [now, *(LoadForecast(p.horizon_s, p.arrivals_per_s, p.running or 0.0) for p in points)]
 
-    def _take_page(self, page: EngineSnapshot) -> Interval | None:
+    def _take_page(self, page: EngineSnapshot, *, longest_s: float) -> Interval | None:
         """The interval since the last good page, None when there is none."""
-        self._warn_missing(page)
+        self._alarm.check(page)
         before, self.snapshot = self.snapshot, page
-        if before is None or page.monotonic_s - before.monotonic_s > self._max_interval_s:
+        was_refused, self._was_refused = self._was_refused, False
+        if before is None:
             return None
-        if restarted(before, page):
+        if restarted(before, page) or (was_refused and not same_life(before, page)):
             self.num_restarts += 1
             logger.info("engine restarted num_restarts=%d: interval dropped", self.num_restarts)
-        return difference(before, page)
+            return None
+        return difference(before, page) if page.monotonic_s - before.monotonic_s <= longest_s else None
 
     def _judge(self, interval: Interval | None, *, now_s: float) -> Bounds | None:
         if interval is None:
@@ -246,6 +263,7 @@ class Observer:
             state=self.status.state,
             running=page and page.running,
             waiting=page and page.waiting,
+            waiting_capacity=page and page.waiting_capacity,
             kv_usage_frac=page and page.kv_usage_max_frac,
             arrivals=interval and interval.arrivals,
             finished=interval and interval.finished,
@@ -283,9 +301,3 @@ class Observer:
             burst_probability=burst and burst.probability,
             burst_arrivals=burst and burst.level,
         )
-
-    def _warn_missing(self, page: EngineSnapshot) -> None:
-        missing = tuple(signal for signal in NEEDED_SIGNALS if page.signals.get(signal) is None)
-        if missing and missing != self._missing:
-            logger.warning("the server does not export the signals %s: they are unknown, never 0", ", ".join(missing))
-        self._missing = missing

@@ -29,6 +29,8 @@ class EngineState(StrEnum):
     STALLED = "stalled"
     """Requests are in the engine, yet no step and no token for a minute."""
     SLEEPING = "sleeping"
+    DRAINING = "draining"
+    """Serves its metrics and says at ``/health`` that it takes no requests."""
     METRICS_DISABLED = "metrics_disabled"
     """Answers, but without one ``vllm:`` series (``--disable-log-stats``, or not a vLLM server)."""
     DOWN = "down"
@@ -70,6 +72,8 @@ class LoadSample(Wire):
     state: EngineState
     running: NonNegative | None = None
     waiting: NonNegative | None = None
+    waiting_capacity: NonNegative | None = None
+    """Of those that wait, the ones that wait for room in the engine; None where the server does not tell them apart."""
     kv_usage_frac: Fraction | None = None
     arrivals: NonNegative | None = None
     """Requests that arrived in the interval (estimate: vLLM exports no arrival counter)."""
@@ -106,6 +110,17 @@ class GateStatus(Wire):
     """Why the sidecar cannot write its part."""
 
 
+class ScrapeStatus(Wire):
+    """How the newest scrape went."""
+
+    outcome: str = Field(examples=["ok", "timeout", "refused"])
+    detail: str = Field(examples=[""])
+    """What failed, and what to do about it."""
+    duration_s: NonNegative = Field(examples=[0.012])
+    interval_s: NonNegative = Field(examples=[1.0])
+    """Until the next scrape: the usual interval, or a longer one while the server is slow to answer."""
+
+
 class Load(Wire):
     """``GET /v1/load``."""
 
@@ -119,6 +134,12 @@ class Load(Wire):
         examples=[{"running": "vllm:num_requests_running", "kv_usage": "vllm:gpu_cache_usage_perc", "rejections": None}]
     )
     """Signal → the series that matched it, or None when the server does not export it."""
+    missing_signals: tuple[str, ...] = Field(default=(), examples=[["kv_usage"]])
+    """Signals that the sidecar needs and the server does not export: what is made of them is unknown."""
+    scrape: ScrapeStatus | None = None
+    """None before the first scrape."""
+    kv_capacity_tokens: NonNegative | None = Field(default=None, examples=[262144])
+    """Tokens that the KV caches of the server hold."""
     source: str = Field(default="scrape", examples=["scrape", "plugin"])
     """Where the newest observation comes from: the metrics page alone, or every engine step through the plugin."""
     max_num_seqs: int | None = None

@@ -251,7 +251,8 @@ def summarize(rings: list[Ring], *, t_s: float, monotonic_s: float) -> EngineSna
         tpot=_merged(ring.tpot for ring in rings),
         e2e=_merged(ring.e2e for ring in rings),
         judged=Judged(*(sum(column) for column in zip(*(ring.judged for ring in rings), strict=True))),
-        created_s=t_s - (monotonic_s - created_ns / 1e9),
+        created_s=created_ns / 1e9,
+        exact=True,
         signals=dict.fromkeys(SIGNALS, SIGNAL),
     )
 
@@ -277,6 +278,8 @@ def overlay(result: ScrapeResult, exact: EngineSnapshot | None) -> ScrapeResult:
         exact,
         t_s=page.t_s,
         monotonic_s=page.monotonic_s,
+        waiting_capacity=page.waiting_capacity,
+        kv_capacity_tokens=page.kv_capacity_tokens,
         asleep=page.asleep,
         rejections=page.rejections,
         process_start_s=page.process_start_s,

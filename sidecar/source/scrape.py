@@ -1,68 +1,179 @@
-"""Fetch one ``/metrics`` page of the server, with a deadline and a cap on its size.
+"""Fetch one ``/metrics`` page of the server within one deadline and a bound on its bytes.
 
-A time-out and a refusal mean different things: a saturated server is slow to answer, a dead one refuses.
+A time-out and a refusal mean different things: a saturated server is slow to answer, a dead one refuses. Every way to
+fail has an outcome of its own, and none is raised. ``/health`` is asked every few seconds beside the page: while it
+says 503 the server takes no requests (at every scrape then, so that its end is seen at once).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import ssl
 import time
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import httpx
 
-from sidecar.source.parse import PageError, PageParser
+from sidecar.source.page import PageError
+from sidecar.source.parse import PageParser, PageReader, PageTooLargeError
 from sidecar.source.snapshot import ScrapeOutcome, ScrapeResult
+from sidecar.source.transport import TokenError
+
+logger = logging.getLogger(__name__)
 
 # A page of 100 engines is about 4 MB; more is not a vLLM server.
 MAX_PAGE_BYTES = 16 << 20
+HEALTH_PERIOD_S = 5.0
+MAX_DETAIL = 300
+UNAVAILABLE = 503
+
+
+class Failure(NamedTuple):
+    outcome: ScrapeOutcome
+    detail: str
+
+
+class AnswerError(Exception):
+    """An answer that is no page."""
+
+    def __init__(self, outcome: ScrapeOutcome, detail: str) -> None:
+        super().__init__(detail)
+        self.failure = Failure(outcome, detail)
 
 
 class Scraper:
-    """Reads the page of one server over a client that it does not own."""
+    """Reads the page of one server over a client that it does not own (`sidecar.source.transport.open_client`)."""
 
     def __init__(self, client: httpx.AsyncClient, *, parser: PageParser, timeout_s: float) -> None:
         self._client = client
         self._parser = parser
         self._timeout_s = timeout_s
+        self._ask_health_s = 0.0
+        """When ``/health`` is due, on the monotonic clock."""
 
     async def scrape(self) -> ScrapeResult:
-        """One attempt; never raises for what the server or the network does."""
+        """One attempt of at most ``timeout_s``; never raises for what the server or the network does."""
         started_s = time.monotonic()
-        outcome, snapshot, detail = ScrapeOutcome.OK, None, ""
+        snapshot, accepts, failure = None, None, Failure(ScrapeOutcome.OK, "")
+        deadline_s = asyncio.get_running_loop().time() + self._timeout_s
         try:
-            async with asyncio.timeout(self._timeout_s):
-                text, content_type = await self._fetch()
-            snapshot = self._parser.parse(
-                text, content_type=content_type, t_s=time.time(), monotonic_s=time.monotonic()
-            )
+            async with asyncio.timeout_at(deadline_s):
+                reader = await self._read_page()
+            snapshot = reader.finish(t_s=max(time.time(), 0.0), monotonic_s=time.monotonic())
             if snapshot is None:
-                outcome = ScrapeOutcome.NO_SERIES
-        except PageError as exc:
-            outcome, detail = ScrapeOutcome.MALFORMED, str(exc)
-        except httpx.HTTPStatusError as exc:
-            outcome, detail = ScrapeOutcome.HTTP_ERROR, f"HTTP {exc.response.status_code}"
-        except (TimeoutError, httpx.TimeoutException):
-            outcome, detail = ScrapeOutcome.TIMEOUT, f"no answer within {self._timeout_s} s"
-        except httpx.ConnectError as exc:
-            outcome, detail = ScrapeOutcome.REFUSED, str(exc)
-        except httpx.HTTPError as exc:
-            outcome, detail = ScrapeOutcome.BROKEN, f"{type(exc).__name__}: {exc}"
+                failure = Failure(ScrapeOutcome.NO_SERIES, reader.advice)
+        except Exception as exc:  # noqa: BLE001 - a server must not be able to end the task; each failure is counted
+            failure = explain(exc, timeout_s=self._timeout_s)
         ended_s = time.monotonic()
+        if snapshot is not None:
+            accepts = await self._ask_health(deadline_s)
         return ScrapeResult(
-            outcome=outcome,
-            t_s=snapshot.t_s if snapshot else time.time(),
+            outcome=failure.outcome,
+            t_s=snapshot.t_s if snapshot else max(time.time(), 0.0),
             monotonic_s=snapshot.monotonic_s if snapshot else ended_s,
             duration_s=ended_s - started_s,
             snapshot=snapshot,
-            detail=detail,
+            accepts=accepts,
+            detail=failure.detail[:MAX_DETAIL],
         )
 
-    async def _fetch(self) -> tuple[str, str]:
-        body = bytearray()
+    async def _read_page(self) -> PageReader:
         async with self._client.stream("GET", "metrics") as response:
-            response.raise_for_status()
-            async for chunk in response.aiter_bytes():
-                body += chunk
-                if len(body) > MAX_PAGE_BYTES:
-                    raise PageError(f"page is over {MAX_PAGE_BYTES} bytes")
-        return body.decode("utf-8", errors="replace"), response.headers.get("content-type", "")
+            check_answer(response)
+            reader = self._parser.reader(response.headers.get("content-type", ""))
+            num_bytes = 0
+            async for chunk in response.aiter_raw():
+                num_bytes += len(chunk)
+                if num_bytes > MAX_PAGE_BYTES:
+                    raise PageTooLargeError(f"page is over {MAX_PAGE_BYTES} bytes")
+                reader.feed(chunk)
+        return reader
+
+    async def _ask_health(self, deadline_s: float) -> bool | None:
+        """What ``/health`` says of requests; None when it is not due, absent or silent."""
+        if time.monotonic() < self._ask_health_s:
+            return None
+        self._ask_health_s = time.monotonic() + HEALTH_PERIOD_S
+        try:
+            async with asyncio.timeout_at(deadline_s), self._client.stream("GET", "health") as response:
+                status = response.status_code
+        except Exception as exc:  # noqa: BLE001 - the page was good: silence here says nothing
+            logger.debug("health not told: %s", explain(exc, timeout_s=self._timeout_s).detail)
+            return None
+        if status == UNAVAILABLE:
+            self._ask_health_s = 0.0
+            return False
+        return True if status == httpx.codes.OK else None
+
+
+def check_answer(response: httpx.Response) -> None:
+    """Whether the head of an answer announces a page.
+
+    Raises:
+        AnswerError: it does not.
+    """
+    status = response.status_code
+    if 300 <= status < 400:
+        where = response.headers.get("location", "")[:120]
+        detail = f"HTTP {status} to {where!r}: redirects are not followed; give the final base URL to --vllm"
+        raise AnswerError(ScrapeOutcome.REDIRECTED, detail)
+    if status in {401, 403}:
+        detail = f"HTTP {status}: set --vllm-token or --vllm-token-file to what stands before the server"
+        raise AnswerError(ScrapeOutcome.UNAUTHORIZED, detail)
+    if status != httpx.codes.OK:
+        raise AnswerError(ScrapeOutcome.HTTP_ERROR, f"HTTP {status}")
+    encoding = response.headers.get("content-encoding", "identity")[:40]
+    if encoding.lower() != "identity":
+        raise AnswerError(ScrapeOutcome.MALFORMED, f"encoded as {encoding!r}, which was not asked for")
+    length = response.headers.get("content-length", "0")
+    if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > MAX_PAGE_BYTES):
+        raise AnswerError(ScrapeOutcome.TOO_LARGE, f"announces {length[:20]} bytes, over {MAX_PAGE_BYTES}")
+
+
+def explain(exc: BaseException, *, timeout_s: float) -> Failure:
+    """The outcome of a failed attempt, and its sentence."""
+    if isinstance(exc, AnswerError):
+        return exc.failure
+    if isinstance(exc, PageError):
+        large = isinstance(exc, PageTooLargeError)
+        return Failure(ScrapeOutcome.TOO_LARGE if large else ScrapeOutcome.MALFORMED, str(exc))
+    if isinstance(exc, TokenError):
+        return Failure(ScrapeOutcome.UNAUTHORIZED, str(exc))
+    if isinstance(exc, TimeoutError | httpx.TimeoutException):
+        return Failure(ScrapeOutcome.TIMEOUT, f"no whole page within {timeout_s:g} s: saturated")
+    if isinstance(exc, httpx.HTTPError):
+        return _explain_connection(exc)
+    logger.error("scrape failed in the sidecar itself", exc_info=exc)
+    return Failure(ScrapeOutcome.INTERNAL, f"{type(exc).__name__}: {exc}")
+
+
+def _explain_connection(exc: httpx.HTTPError) -> Failure:
+    """Under TLS 1.3 a client learns with the first answer only that its certificate was not taken."""
+    is_new = isinstance(exc, httpx.ConnectError)
+    for cause in causes(exc):
+        if isinstance(cause, ssl.SSLError) and (is_new or not isinstance(cause, ssl.SSLEOFError)):
+            return Failure(ScrapeOutcome.TLS, f"{cause}: see --vllm-ca, --vllm-cert and the scheme of --vllm")
+        if is_new and isinstance(cause, ConnectionRefusedError | FileNotFoundError):
+            return Failure(ScrapeOutcome.REFUSED, f"{cause}")
+    detail = f"{type(exc).__name__}: {exc}"
+    request = exc._request  # the public property raises where there is none
+    if isinstance(exc, httpx.RemoteProtocolError) and request is not None and request.url.scheme == "https":
+        # vLLM's uvicorn drops the connection without a TLS alert.
+        detail += " (as servers do that ask for a client certificate: see --vllm-cert)"
+    return Failure(ScrapeOutcome.UNREACHABLE if is_new else ScrapeOutcome.BROKEN, detail)
+
+
+def causes(exc: BaseException) -> Iterator[BaseException]:
+    """An exception and all that led to it, members of groups included."""
+    pending, seen = [exc], set[int]()
+    while pending:
+        current = pending.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current
+        if isinstance(current, BaseExceptionGroup):
+            pending.extend(current.exceptions)
+        pending.extend(cause for cause in (current.__cause__, current.__context__) if cause is not None)

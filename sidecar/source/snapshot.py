@@ -57,8 +57,11 @@ class EngineSnapshot:
     num_engines: int = 1
     running: float | None = None
     waiting: float | None = None
+    waiting_capacity: float | None = None
+    """Of those that wait, the ones that wait for room in the engine; others wait for a LoRA slot or a KV transfer."""
     kv_usage_mean_frac: float | None = None
     kv_usage_max_frac: float | None = None
+    kv_capacity_tokens: float | None = None
     asleep: bool | None = None
     steps: float | None = None
     finished: float | None = None
@@ -75,9 +78,13 @@ class EngineSnapshot:
     """Only the plugin knows single requests."""
     process_start_s: float | None = None
     created_s: float | None = None
-    """When the oldest engine created its token counter."""
+    """When the oldest engine created its token counter; on the clock of the source, which stays the same."""
+    exact: bool = False
+    """Made of the plugin's records: its counters began at another moment than those of the page."""
     signals: Mapping[str, str | None] = field(default_factory=dict)
     """Signal → the series that matched it."""
+    missing: tuple[str, ...] = ()
+    """Signals that the sidecar needs and the server does not export."""
 
     @property
     def in_engine(self) -> float | None:
@@ -97,10 +104,22 @@ class ScrapeOutcome(StrEnum):
     NO_SERIES = "no_series"
     """An answer without one series of the prefix."""
     TIMEOUT = "timeout"
+    """No whole page within the time: the server is saturated, or drips."""
     REFUSED = "refused"
-    BROKEN = "broken"
-    """The connection broke before the answer was complete."""
+    """Nobody listens there."""
+    UNREACHABLE = "unreachable"
+    """No such name, no route, no permission."""
+    TLS = "tls"
+    """No TLS session: the certificates do not fit, or the other side speaks no TLS."""
+    UNAUTHORIZED = "unauthorized"
+    """401 or 403, or the token cannot be read."""
+    REDIRECTED = "redirected"
+    """An answer that points elsewhere, where the sidecar does not go."""
     HTTP_ERROR = "http_error"
+    """Any other status than 200."""
+    BROKEN = "broken"
+    """The connection broke before the answer was complete, or the answer is no HTTP."""
+    TOO_LARGE = "too_large"
     MALFORMED = "malformed"
     INTERNAL = "internal"
     """The sidecar itself failed on this page."""
@@ -115,6 +134,8 @@ class ScrapeResult:
     monotonic_s: float
     duration_s: float
     snapshot: EngineSnapshot | None = None
+    accepts: bool | None = None
+    """Whether the server says that it takes requests (its ``/health``); None when it was not asked, or did not say."""
     detail: str = ""
 
 

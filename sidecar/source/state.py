@@ -2,8 +2,16 @@
 
     refused                  → STARTING until the first good page, DOWN afterwards
     no series of the prefix  → METRICS_DISABLED
-    good page                → SLEEPING | STALLED | READY
+    good page                → DRAINING | SLEEPING | STALLED | READY
     anything else            → the state holds until no page was good for ``stale_after_s``, then STALE
+
+A time-out is no refusal: a saturated server is slow, and nothing but a refusal makes it DOWN.
+
+DRAINING is a server whose pages are good while its ``/health`` says 503: it takes no more requests, because its engine
+died or because what stands before it says so. vLLM's own drain (``--shutdown-timeout``) cannot be seen: tried on 0.32,
+``/health`` and ``/metrics`` answer 200 until the last request is done, then the port refuses. Nor can a pause: it is
+not exported, and while paused or asleep new requests do not raise ``waiting``. A pause that keeps its requests becomes
+STALLED after a minute, one without requests looks idle.
 
 A frozen engine keeps its last gauges while its HTTP server answers: STALLED is requests in the engine while the step
 and token counters are flat for `STALL_AFTER_S`. An idle engine has flat counters too, and no requests.
@@ -30,6 +38,8 @@ class EngineStatus:
     last_good_monotonic_s: float
     """Last good page, or the start of the sidecar before the first."""
     seen_ready: bool = False
+    accepts: bool = True
+    """What the server last said about taking requests."""
     progress: tuple[float | None, ...] = ()
     progress_monotonic_s: float = 0.0
     """When the counters of progress last changed, or the engine was last empty."""
@@ -41,6 +51,8 @@ def initial_status(*, t_s: float, monotonic_s: float) -> EngineStatus:
 
 def advance(status: EngineStatus, result: ScrapeResult, *, stale_after_s: float) -> EngineStatus:
     """The status after one more scrape."""
+    if result.accepts is not None or result.outcome is ScrapeOutcome.REFUSED:
+        status = replace(status, accepts=result.accepts is not False)
     if result.snapshot is not None:
         status = _note_page(status, result.snapshot)
         state = _state_of_page(status, result.snapshot)
@@ -67,6 +79,8 @@ def _note_page(status: EngineStatus, page: EngineSnapshot) -> EngineStatus:
 
 
 def _state_of_page(status: EngineStatus, page: EngineSnapshot) -> EngineState:
+    if not status.accepts:
+        return EngineState.DRAINING
     if page.asleep:
         return EngineState.SLEEPING
     can_tell = any(counter is not None for counter in page.progress)

@@ -19,11 +19,14 @@ A server that exports no rejections has no admission limit to reject by; one tha
 Δ in prefill = 0, an error that cancels out over time. The result is clamped at 0.
 
 A restart is seen by a later process start or counter creation, or by any counter that fell: that interval is dropped.
+In Prometheus multiprocess mode neither start nor creation is exported, and a busy server may pass its old counts before
+it is scraped again: there a refused connection between two pages counts as a restart too (`same_life`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from sidecar.source.snapshot import EngineSnapshot, Histogram, Judged
 
@@ -54,9 +57,12 @@ class Interval:
 
 
 def difference(before: EngineSnapshot, now: EngineSnapshot) -> Interval | None:
-    """What happened between the snapshots; None when the server restarted in between or no time passed."""
+    """What happened between the snapshots.
+
+    None when the server restarted in between, no time passed, or they come from different sources.
+    """
     length_s = now.monotonic_s - before.monotonic_s
-    if length_s <= 0 or restarted(before, now):
+    if length_s <= 0 or before.exact != now.exact or restarted(before, now):
         return None
     return Interval(
         length_s=length_s,
@@ -76,13 +82,18 @@ def difference(before: EngineSnapshot, now: EngineSnapshot) -> Interval | None:
 
 
 def restarted(before: EngineSnapshot, now: EngineSnapshot) -> bool:
-    """Whether the counters of ``now`` started anew after ``before``."""
-    return (
+    """Whether the counters of ``now`` started anew after ``before``; False between different sources."""
+    return before.exact == now.exact and (
         _later(before.process_start_s, now.process_start_s)
         or _later(before.created_s, now.created_s)
         or any(_fell(getattr(before, name), getattr(now, name)) for name in COUNTERS)
         or any(_histogram_fell(getattr(before, name), getattr(now, name)) for name in HISTOGRAMS)
     )
+
+
+def same_life(before: EngineSnapshot, now: EngineSnapshot) -> bool:
+    """Whether the server says that it did not restart. In Prometheus multiprocess mode it says nothing, hence False."""
+    return _stays(before.process_start_s, now.process_start_s) or _stays(before.created_s, now.created_s)
 
 
 def estimate_arrivals(before: EngineSnapshot, now: EngineSnapshot) -> float | None:
@@ -101,10 +112,12 @@ def estimate_arrivals(before: EngineSnapshot, now: EngineSnapshot) -> float | No
 
 
 def histogram_delta(before: Histogram | None, now: Histogram | None) -> Histogram | None:
-    """Observations that came between; None when an end is missing or the edges changed."""
+    """Observations that came between; None when an end is missing, the edges changed, or observations disappeared."""
     if before is None or now is None or before.edges != now.edges:
         return None
     gained = tuple(b - a for a, b in zip(before.cumulative, now.cumulative, strict=True))
+    if any(a > b for a, b in pairwise((0.0, *gained))):
+        return None
     return Histogram(edges=now.edges, cumulative=gained, total=max(now.total - before.total, 0.0))
 
 
@@ -128,6 +141,10 @@ def _count(histogram: Histogram | None) -> float | None:
 
 def _later(before: float | None, now: float | None) -> bool:
     return before is not None and now is not None and now > before + START_TOLERANCE_S
+
+
+def _stays(before: float | None, now: float | None) -> bool:
+    return before is not None and now is not None and abs(now - before) <= START_TOLERANCE_S
 
 
 def _fell(before: float | None, now: float | None) -> bool:

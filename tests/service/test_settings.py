@@ -106,3 +106,11 @@ def test_pairs_are_read_from_repeated_options() -> None:
 )
 def test_loopback(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
+
+
+def test_a_secret_of_the_wrong_type_is_not_quoted(tmp_path: Path) -> None:
+    file = tmp_path / "probe.toml"
+    file.write_text("token = 31415926")
+    with pytest.raises(ConfigError, match="token") as refused:
+        load_settings(ProbeSettings, ["--config", str(file)])
+    assert "31415926" not in str(refused.value)

@@ -76,6 +76,9 @@ class Upstream:
         self.hang = threading.Event()
         """Set: requests are accepted and never answered, until `released`."""
         self.released = threading.Event()
+        self.delay_s = 0.0
+        """Before each answer."""
+        self.health_status = 404
         self.cut = False
         """Announce the whole page and close after half of it."""
         self.url = ""
@@ -95,8 +98,10 @@ def serving(upstream: Upstream, *, port: int = 0) -> Iterator[ThreadingHTTPServe
                 upstream.released.wait(DEADLINE_S)
                 self.close_connection = True
                 return
+            time.sleep(upstream.delay_s)
             body = upstream.page.encode()
-            self.send_response(upstream.status if self.path == "/metrics" else 404)
+            statuses = {"/metrics": upstream.status, "/health": upstream.health_status}
+            self.send_response(statuses.get(self.path, 404))
             self.send_header("Content-Type", upstream.content_type)
             self.send_header("Content-Length", str(len(body)))
             # A kept connection would outlive the server that is being "killed".

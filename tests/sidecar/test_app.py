@@ -262,6 +262,68 @@ def test_disabled_metrics_and_garbage_have_names_of_their_own(server: Upstream) 
     run(settings_for(server.url, scrape_timeout_s=0.2), body)
 
 
+def test_a_missing_signal_is_an_alarm_in_load_and_metrics(server: Upstream) -> None:
+    async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
+        assert not [name for name in await gauges(client) if name.startswith("signal_")]
+        await reached(sidecar, EngineState.READY)
+        assert (await gauges(client))["signal_missing kv_usage"] == 0
+        server.page = server.page.replace("vllm:kv_cache_usage_perc", "vllm:kv_cache_usage_ratio")
+        await until(lambda: sidecar.observer.missing == ("kv_usage",), "the alarm")
+        values = await gauges(client)
+        assert (values["signal_missing kv_usage"], values["signal_missing running"]) == (1, 0)
+        assert values["signal_series vllm:num_requests_running running"] == 1
+        load = Load.model_validate((await client.get("/v1/load")).json())
+        assert load.missing_signals == ("kv_usage",)
+        assert load.signals["kv_usage"] is None
+        server.page = capture("busy").replace("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+        await until(lambda: not sidecar.observer.missing, "the end of the alarm")
+        assert (await gauges(client))["signal_series vllm:gpu_cache_usage_perc kv_usage"] == 1
+
+    run(settings_for(server.url), body)
+
+
+def test_a_server_that_takes_no_requests_drains_and_is_said_to(server: Upstream) -> None:
+    server.health_status = 503
+
+    async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
+        await reached(sidecar, EngineState.DRAINING)
+        values = await gauges(client)
+        assert (values["engine_state draining"], values["load_unknown"], values["pace_ratio"]) == (1, 1, 0)
+        server.health_status = 200
+        await reached(sidecar, EngineState.READY)
+
+    run(settings_for(server.url), body)
+
+
+def test_a_slow_server_is_scraped_more_seldom_until_it_is_fast_again(server: Upstream) -> None:
+    async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
+        await reached(sidecar, EngineState.READY)
+        server.delay_s = 0.25
+        await until(lambda: sidecar.scrape_interval_s == 1.0, "the longest interval")
+        assert (await gauges(client))["scrape_interval_seconds"] == 1.0
+        load = Load.model_validate((await client.get("/v1/load")).json())
+        assert load.scrape is not None
+        assert (load.scrape.outcome, load.scrape.interval_s) == ("ok", 1.0)
+        assert load.scrape.duration_s >= 0.25
+        server.delay_s = 0.0
+        await until(lambda: sidecar.scrape_interval_s < 1.0, "a shorter interval")
+
+    run(settings_for(server.url, scrape_interval_s=0.2, scrape_interval_max_s=1.0, scrape_timeout_s=2.0), body)
+
+
+def test_what_failed_is_said_with_the_remedy(server: Upstream) -> None:
+    server.status = 401
+
+    async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
+        await until(lambda: sidecar.scrape is not None, "a scrape")
+        load = Load.model_validate((await client.get("/v1/load")).json())
+        assert load.scrape is not None
+        assert load.scrape.outcome == "unauthorized"
+        assert "--vllm-token" in load.scrape.detail
+
+    run(settings_for(server.url), body)
+
+
 def test_own_metrics_say_what_is_known(server: Upstream) -> None:
     async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
         before = await gauges(client)

@@ -62,6 +62,11 @@ def test_the_server_is_named_by_its_address(url: str, server_id: str) -> None:
         (["--vllm", "http://host:99999"], "vllm", "http://HOST:PORT"),
         (["--vllm", "http://u:p@host"], "vllm", "no user"),
         (["--vllm", VLLM + "/metrics"], "vllm", "without /metrics"),
+        (["--vllm", "unix:vllm.sock"], "vllm", "unix:/run/vllm.sock"),
+        (["--vllm", "unix://host/vllm.sock"], "vllm", "unix:/run/vllm.sock"),
+        (["--vllm", "unix:/" + "x" * 107], "vllm", "shorter --uds"),
+        (["--vllm", "https://h", "--vllm-ca", "/nowhere"], "vllm_ca", "not point to a file"),
+        (["--vllm", VLLM, "--metric-replica", ""], "metric_replica", "at least 1"),
         (["--vllm", VLLM, "--controller", "nowhere"], "controller", "http://HOST:PORT"),
         (["--vllm", VLLM, "--slo", "e2e:200"], "slo", "unit is missing"),
         (["--vllm", VLLM, "--slo", "e2e:2s,e2e:3s"], "slo", "e2e is there twice"),
@@ -77,6 +82,51 @@ def test_what_cannot_work_is_named(arguments: list[str], field: str, message: st
     with pytest.raises(ConfigError, match=message) as refused:
         load(*arguments)
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"vllm": "https://h", "vllm_cert": __file__}, "vllm_cert and vllm_key go together"),
+        ({"vllm": "https://h", "vllm_key": __file__}, "vllm_cert and vllm_key go together"),
+        ({"vllm": VLLM, "vllm_ca": __file__}, "https URL"),
+        ({"vllm": "unix:/run/v.sock", "vllm_ca": __file__}, "https URL"),
+        ({"vllm_token": "a", "vllm_token_file": __file__}, "leave one out"),
+        ({"scrape_interval_s": "2", "scrape_interval_max_s": "1"}, "scrape_interval_max_s 1 is under"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_named(values: dict[str, str], message: str) -> None:
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in ({"vllm": VLLM} | values).items()]
+    with pytest.raises(ConfigError, match=message):
+        load(*arguments)
+
+
+@pytest.mark.parametrize("token", ["two words", "line\nfeed", "ünicode", " "])
+def test_a_token_that_no_header_can_hold_is_refused_and_not_quoted(token: str) -> None:
+    with pytest.raises(ConfigError, match="printable ASCII") as refused:
+        load("--vllm", VLLM, "--vllm-token", token)
+    assert not token.strip() or token not in str(refused.value)
+
+
+def test_a_unix_socket_is_an_address() -> None:
+    settings = load("--vllm", "unix:///run/vllm.sock")
+    assert (settings.vllm, settings.vllm_socket) == ("unix:/run/vllm.sock", "/run/vllm.sock")
+    assert settings.server_id.endswith(":/run/vllm.sock")
+    assert load("--vllm", VLLM).vllm_socket is None
+
+
+def test_a_token_is_printed_nowhere(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WADILOCO_SIDECAR_VLLM_TOKEN", "hush-hush")
+    with pytest.raises(SystemExit):
+        main(["--vllm", VLLM, "--print-config"])
+    printed = capsys.readouterr()
+    assert '"vllm_token": "**********"' in printed.out
+    assert "hush-hush" not in printed.out + printed.err + repr(load("--vllm", VLLM))
+
+
+def test_a_slow_server_is_scraped_five_times_as_seldom_at_most() -> None:
+    assert load("--vllm", VLLM, "--scrape-interval-s", "2").scrape_longest_s == 10
+    assert load("--vllm", VLLM, "--scrape-interval-max-s", "3").scrape_longest_s == 3
 
 
 def test_a_timeout_far_over_the_interval_is_refused() -> None:

@@ -112,6 +112,67 @@ def test_a_missing_gauge_is_unknown_in_the_sample_and_warned_of_once(caplog: pyt
     assert caplog.text.count("does not export the signals waiting") == 1
 
 
+def test_a_signal_that_stays_missing_is_told_again_and_its_return_too(caplog: pytest.LogCaptureFixture) -> None:
+    observer = make_observer()
+    page = without(capture("busy"), "vllm:kv_cache_usage_perc")
+    with caplog.at_level(logging.INFO):
+        for t_s in (1.0, 300.0, 602.0):
+            observe(observer, page, t_s=t_s)
+        assert observer.missing == ("kv_usage",)
+        observe(observer, capture("busy"), t_s=603.0)
+        observe(observer, page, t_s=604.0)
+    assert caplog.text.count("does not export the signals kv_usage") == 2
+    assert caplog.text.count("exports all signals again") == 1
+
+
+def test_a_restart_that_counters_cannot_show_is_seen_by_the_refusal() -> None:
+    observer = make_observer()
+    observe(observer, capture("multiprocess-idle"), t_s=1.0)
+    observer.observe(bad(ScrapeOutcome.REFUSED, t_s=2.0))
+    sample = observe(observer, capture("multiprocess-busy"), t_s=3.0)
+    assert (sample.interval_s, sample.arrivals, observer.num_restarts) == (None, None, 1)
+
+
+def test_a_refusal_within_one_life_is_no_restart() -> None:
+    observer = make_observer()
+    observe(observer, capture("busy"), t_s=1.0)
+    observer.observe(bad(ScrapeOutcome.REFUSED, t_s=2.0))
+    sample = observe(observer, capture("busy-1s-later"), t_s=3.0)
+    assert (sample.arrivals, observer.num_restarts) == (12, 0)
+
+
+def test_staleness_is_measured_in_the_intervals_that_hold() -> None:
+    for interval_s, state in ((1.0, EngineState.STALE), (5.0, EngineState.READY)):
+        observer = make_observer()
+        observer.observe(good(parse(capture("busy"), t_s=1.0)), interval_s=interval_s)
+        sample = observer.observe(bad(ScrapeOutcome.TIMEOUT, t_s=7.0), interval_s=interval_s)
+        assert sample.state is state
+
+
+def test_a_slow_cadence_does_not_change_rates() -> None:
+    observer = make_observer()
+    observer.observe(good(parse(capture("busy"), t_s=1.0)), interval_s=4.0)
+    sample = observer.observe(good(parse(capture("busy-1s-later"), t_s=5.0)), interval_s=4.0)
+    assert (sample.interval_s, sample.arrivals) == (4.0, 12)
+    assert sample.forecast[0].arrivals_per_s == pytest.approx(3.0)
+
+
+def test_a_draining_server_has_no_known_load() -> None:
+    observer = make_observer()
+    drains = replace(good(parse(capture("busy"), t_s=1.0)), accepts=False)
+    sample = observer.observe(drains)
+    assert (sample.state, sample.running, sample.pressure_frac) == (EngineState.DRAINING, 2, None)
+
+
+def test_a_change_between_page_and_plugin_drops_the_interval_and_is_no_restart() -> None:
+    observer = make_observer()
+    observe(observer, capture("busy"), t_s=1.0)
+    exact = replace(parse(capture("idle"), t_s=2.0), exact=True)
+    assert observer.observe(good(exact)).interval_s is None
+    assert observe(observer, capture("busy-1s-later"), t_s=3.0).interval_s is None
+    assert observer.num_restarts == 0
+
+
 def test_an_slo_between_edges_is_warned_of_once_per_objective_with_the_edges(caplog: pytest.LogCaptureFixture) -> None:
     observer = make_observer(slo="e2e:400ms,ttft:100ms,tpot:60ms")
     with caplog.at_level(logging.WARNING):

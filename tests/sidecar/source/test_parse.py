@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import fields
 
 import pytest
 
-from sidecar.source.parse import ALIASES, HISTOGRAM_ALIASES, PageError, PageParser
+from sidecar.source.page import PageError
+from sidecar.source.parse import PageParser
+from sidecar.source.signals import ALIASES, HISTOGRAM_ALIASES
 from sidecar.source.snapshot import EngineSnapshot
 from tests.sidecar.helpers import TEXT, capture, edited, parse, without
 
@@ -16,6 +19,9 @@ FIELD_OF_SIGNAL = {
     "kv_usage": ("kv_usage_mean_frac", "kv_usage_max_frac"),
     "sleep_state": ("asleep",),
     "created": ("created_s",),
+    "kv_capacity": ("kv_capacity_tokens",),
+    # Its name begins the name of the other.
+    "waiting": ("waiting", "waiting_capacity"),
 }
 
 
@@ -78,7 +84,7 @@ def test_a_missing_or_renamed_series_is_none_and_never_zero(signal: str, change:
     lost = FIELD_OF_SIGNAL.get(signal, (signal,))
     assert page.signals[signal] is None
     assert all(getattr(page, name) is None for name in lost)
-    others = {f.name for f in fields(EngineSnapshot)} - set(lost) - {"signals", "judged"}
+    others = {f.name for f in fields(EngineSnapshot)} - set(lost) - {"signals", "judged", "missing"}
     assert not [name for name in others if getattr(page, name) is None]
 
 
@@ -119,6 +125,133 @@ def test_ray_renames_the_prefix() -> None:
     page = parse(capture("busy").replace("vllm:", "ray_vllm_"), prefix="ray_vllm_")
     assert page.running == 2
     assert page.signals["running"] == "ray_vllm_num_requests_running"
+
+
+def test_an_idle_page_in_multiprocess_mode_has_no_gauges_and_still_says_zero() -> None:
+    text = capture("multiprocess-idle")
+    assert "vllm:num_requests_running{" not in text
+    assert "_created{" not in text
+    page = parse(text)
+    assert (page.running, page.waiting, page.kv_usage_max_frac, page.steps) == (0, 0, 0, 0)
+    assert (page.process_start_s, page.created_s, page.missing) == (None, None, ())
+    assert page.signals["running"] is None
+
+
+def test_a_busy_page_in_multiprocess_mode_is_read() -> None:
+    page = parse(capture("multiprocess-busy"))
+    assert (page.running, page.waiting, page.steps, page.generation_tokens) == (3, 0, 179, 504)
+    assert (page.kv_capacity_tokens, page.waiting_capacity, page.asleep, page.missing) == (262144, 0, False, ())
+
+
+@pytest.mark.parametrize("signal", ["num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"])
+def test_a_gauge_that_disappears_after_the_first_step_is_missing(signal: str) -> None:
+    page = parse(without(capture("multiprocess-busy"), f"vllm:{signal}"))
+    assert len(page.missing) == 1
+    assert None in (page.running, page.waiting, page.kv_usage_max_frac)
+
+
+def test_in_multiprocess_mode_the_gauges_of_an_engine_that_took_a_step_are_not_made_up() -> None:
+    text = without(capture("dp2"), "process_start_time_seconds")
+    one_unset = without(text, 'vllm:num_requests_running{engine="1"')
+    assert parse(edited(one_unset, {"vllm:num_requests_running": 3})).running == 3
+    assert parse(without(text, 'vllm:num_requests_running{engine="0"')).running is None
+
+
+def test_a_page_of_a_fresh_single_process_without_gauges_is_missing_them() -> None:
+    page = parse(without(capture("idle"), "vllm:num_requests_running"))
+    assert (page.running, page.missing) == (None, ("running",))
+
+
+def ray_page(*replicas: str) -> str:
+    text = capture("busy").replace("vllm:", "ray_vllm_")
+    return "".join(text.replace('engine="0"', f'engine="0",ReplicaId="{replica}"') for replica in replicas)
+
+
+def test_replicas_of_one_ray_page_add_up() -> None:
+    page = parse(ray_page("a", "b"), prefix="ray_vllm_")
+    assert (page.running, page.num_engines, page.kv_usage_max_frac) == (4, 2, page.kv_usage_mean_frac)
+
+
+def test_one_replica_of_a_ray_page_can_be_chosen() -> None:
+    text = ray_page("a") + edited(ray_page("b"), {"ray_vllm_num_requests_running": 7})
+    page = PageParser("ray_vllm_", replica="b").parse(text, content_type=TEXT, t_s=0, monotonic_s=0)
+    assert page is not None
+    assert (page.running, page.num_engines) == (7, 1)
+    assert PageParser("ray_vllm_", replica="c").parse(text, content_type=TEXT, t_s=0, monotonic_s=0) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "prefix", "replica", "advice"),
+    [
+        (ray_page("a"), "vllm:", None, "set --metric-prefix ray_vllm_"),
+        (capture("idle"), "ray_vllm_", None, "set --metric-prefix vllm:"),
+        (ray_page("a"), "ray_vllm_", "z", "of the replica z"),
+        ("process_start_time_seconds 1.0\n", "vllm:", None, "--disable-log-stats"),
+    ],
+)
+def test_a_page_without_series_comes_with_advice(text: str, prefix: str, replica: str | None, advice: str) -> None:
+    reader = PageParser(prefix, replica=replica).reader(TEXT)
+    reader.feed(text.encode())
+    assert reader.finish(t_s=0, monotonic_s=0) is None
+    assert advice in reader.advice
+
+
+@pytest.mark.parametrize(
+    ("labels", "tokens"),
+    [
+        ('kv_cache_size_tokens="1000",num_gpu_blocks="10",block_size="16"', 1000),
+        ('num_gpu_blocks="10",block_size="16"', 160),
+        ('num_gpu_blocks="None",block_size="16"', None),
+        ('kv_cache_size_tokens="nan"', None),
+    ],
+)
+def test_the_capacity_is_read_from_the_labels(labels: str, tokens: float | None) -> None:
+    text = without(capture("busy"), "vllm:cache_config_info") + f"vllm:cache_config_info{{{labels}}} 1.0\n"
+    assert parse(text).kv_capacity_tokens == tokens
+
+
+def test_requests_that_wait_for_room_are_told_from_those_that_are_deferred() -> None:
+    text = capture("busy")
+    for reason, count in (("capacity", 5), ("deferred", 3)):
+        text = text.replace(f'reason="{reason}"}} 0.0', f'reason="{reason}"}} {count}')
+    page = parse(edited(text, {"vllm:num_requests_waiting": 8}))
+    assert (page.waiting, page.waiting_capacity) == (8, 5)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['x_bucket{le="+Inf"} 1', 'x_bucket{le="1.0"} 2\nx_bucket{le="+Inf"} 1', 'x_bucket{le="+Inf"} 1e300', ""],
+)
+def test_buckets_that_do_not_fit_together_are_unknown(line: str) -> None:
+    base = without(capture("dp2"), "vllm:e2e_request_latency_seconds_bucket")
+    text = base + (line + "\n").replace("x_bucket{", 'vllm:e2e_request_latency_seconds_bucket{engine="0",')
+    if line.startswith('x_bucket{le="+Inf"} 1') and "e300" not in line:
+        text += 'vllm:e2e_request_latency_seconds_bucket{engine="1",le="+Inf"} 1\n'
+        text += 'vllm:e2e_request_latency_seconds_bucket{engine="1",le="1.0"} 1\n'
+    assert parse(text).e2e is None
+
+
+@pytest.mark.parametrize("signal", ["prompt_tokens_total", "num_requests_running"])
+@pytest.mark.parametrize("value", ["1e17", "1e308", "-1", "NaN", "-Inf"])
+def test_what_no_server_counts_is_unknown(signal: str, value: str) -> None:
+    page = parse(re.sub(rf"(vllm:{signal}{{.*}}) \S+", rf"\1 {value}", capture("busy")))
+    assert None in (page.prompt_tokens, page.running)
+
+
+def test_a_text_page_that_ends_within_a_line_was_cut_off() -> None:
+    with pytest.raises(PageError, match="cut off"):
+        parse(capture("busy").rstrip("\n"))
+
+
+@pytest.mark.parametrize("separator", ["\t", "  ", " \t "])
+def test_blanks_of_any_kind_separate_a_value(separator: str) -> None:
+    text = re.sub(r"(vllm:num_requests_running{.*}) ", rf"\1{separator}", capture("busy"))
+    assert parse(text).running == 2
+
+
+def test_line_separators_of_unicode_do_not_end_a_line() -> None:
+    text = capture("busy").replace('model_name="tiny"', 'model_name="a\u2028b\x85c\x0bd"')
+    assert parse(text) == parse(capture("busy"))
 
 
 def test_openmetrics_says_the_same_as_prometheus_text() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sidecar.slo import parse_slo
 from sidecar.source.ring import RingSource, overlay
 from sidecar.source.snapshot import EngineSnapshot, ScrapeOutcome
-from sidecar.source.window import difference
+from sidecar.source.window import difference, restarted
 from sidecar.vllm_plugin.records import (
     RECORD_BYTES,
     RING_CAPACITY,
@@ -202,6 +202,58 @@ def test_no_content_makes_the_reader_raise_or_hang(
     assert snapshot is None or snapshot.running is not None
     source.close()
     ring.close()
+
+
+OPERATIONS = st.one_of(
+    st.tuples(st.just("write"), st.integers(1, 40), st.just(0)),
+    st.tuples(st.just("flip"), st.integers(0, RING_HEADER_BYTES + 8 * RECORD_BYTES), st.integers(0, 7)),
+    st.tuples(st.just("truncate"), st.integers(0, RING_BYTES), st.just(0)),
+    st.tuples(st.just("replace"), st.integers(0, 3), st.just(0)),
+    st.tuples(st.just("unlink"), st.just(0), st.just(0)),
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(OPERATIONS, max_size=12))
+def test_a_reader_that_follows_survives_whatever_happens_to_the_file(
+    tmp_path: Path, operations: list[tuple[str, int, int]]
+) -> None:
+    ring, source = StepRing(tmp_path, engine=0), RingSource(tmp_path, parse_slo("e2e:1000s"))
+    for operation, place, bit in operations:
+        path = next(tmp_path.glob("*.ring"), None)
+        if operation == "write":
+            write(ring, place)
+        elif path is not None and operation == "flip":
+            content = bytearray(path.read_bytes()[: RING_HEADER_BYTES + 9 * RECORD_BYTES])
+            if place < len(content):
+                content[place] ^= 1 << bit
+                with path.open("r+b") as file:
+                    file.write(content)
+        elif path is not None and operation == "truncate":
+            os.truncate(path, place)
+        elif path is not None and operation == "replace":
+            path.unlink()
+            path.write_bytes(bytes(place * RECORD_BYTES))
+        elif path is not None:
+            path.unlink()
+        snapshot = read(source)
+        if snapshot is not None:
+            assert itls(snapshot) <= ring.next_sequence
+            assert 0 <= (snapshot.steps or 0) <= ring.next_sequence
+            assert snapshot.kv_usage_max_frac in {None, 0.5}
+    source.close()
+    ring.close()
+
+
+def test_a_wall_clock_that_jumps_is_no_restart(ring: StepRing, source: RingSource) -> None:
+    write(ring)
+    before = source.read(t_s=1000.0, monotonic_s=time.monotonic())
+    write(ring)
+    after = source.read(t_s=9000.0, monotonic_s=time.monotonic())
+    assert before is not None
+    assert after is not None
+    assert not restarted(before, after)
+    assert difference(before, after) is not None
 
 
 def test_a_record_far_ahead_ends_in_bounded_time(tmp_path: Path, ring: StepRing, source: RingSource) -> None:

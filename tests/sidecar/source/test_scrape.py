@@ -94,5 +94,5 @@ def test_an_endless_page_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
     upstream = Upstream(capture("busy"))
     with serving(upstream):
         result = scrape_once(upstream.url)
-    assert result.outcome is ScrapeOutcome.MALFORMED
-    assert "10000 bytes" in result.detail
+    assert result.outcome is ScrapeOutcome.TOO_LARGE
+    assert "over 10000" in result.detail

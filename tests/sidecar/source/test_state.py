@@ -19,6 +19,10 @@ def page(t_s: float, *, running: float | None = 1.0, steps: float | None = 1.0, 
     return good(EngineSnapshot(t_s=t_s, monotonic_s=t_s, running=running, waiting=0.0, steps=steps, asleep=asleep))
 
 
+def accepting(result: ScrapeResult, *, accepts: bool) -> ScrapeResult:
+    return replace(result, accepts=accepts)
+
+
 def after(*results: ScrapeResult, status: EngineStatus = START) -> EngineStatus:
     for result in results:
         status = advance(status, result, stale_after_s=STALE_AFTER_S)
@@ -53,6 +57,21 @@ TABLE: list[tuple[str, list[ScrapeResult], EngineState]] = [
     ("busy after long idleness", [page(1, running=0), page(500, running=0), page(501)], S.READY),
     ("a restart while flat", [page(1), page(61), page(62, steps=0)], S.READY),
     ("no counters of progress", [page(1, steps=None), page(100, steps=None)], S.READY),
+    ("says that it takes no requests", [page(1), accepting(page(2), accepts=False)], S.DRAINING),
+    ("drains until it says otherwise", [accepting(page(1), accepts=False), page(2)], S.DRAINING),
+    ("takes requests again", [accepting(page(1), accepts=False), accepting(page(2), accepts=True)], S.READY),
+    ("drains, then refuses", [page(1), accepting(page(2), accepts=False), bad(OUT.REFUSED, t_s=3)], S.DOWN),
+    (
+        "is another after a drain",
+        [page(1), accepting(page(2), accepts=False), bad(OUT.REFUSED, t_s=3), page(4)],
+        S.READY,
+    ),
+    ("drains and sleeps", [accepting(page(1, asleep=True), accepts=False)], S.DRAINING),
+    ("cannot be reached for long", [page(1), bad(OUT.UNREACHABLE, t_s=5)], S.STALE),
+    ("redirects for long", [page(1), bad(OUT.REDIRECTED, t_s=5)], S.STALE),
+    ("wants a token for long", [page(1), bad(OUT.UNAUTHORIZED, t_s=5)], S.STALE),
+    ("is too large for long", [page(1), bad(OUT.TOO_LARGE, t_s=5)], S.STALE),
+    ("has another certificate for long", [page(1), bad(OUT.TLS, t_s=5)], S.STALE),
     ("gauges missing and flat", [page(1, running=None), page(100, running=None)], S.READY),
 ]
 

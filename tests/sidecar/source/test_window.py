@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.source.snapshot import EngineSnapshot, Histogram
-from sidecar.source.window import difference, estimate_arrivals, histogram_delta, restarted
+from sidecar.source.window import difference, estimate_arrivals, histogram_delta, restarted, same_life
 from tests.sidecar.helpers import capture, parse
 
 
@@ -123,6 +123,35 @@ RESTARTS = {
 def test_a_restart_drops_the_interval(before: dict[str, float], now: dict[str, float]) -> None:
     assert restarted(engine(**before), engine(t=1, **now))
     assert difference(engine(**before), engine(t=1, **now)) is None
+
+
+def test_page_and_plugin_count_from_different_moments() -> None:
+    page, exact = engine(finished=90, created_s=1.8e9), replace(engine(t=1, finished=3, created_s=77.0), exact=True)
+    for before, now in ((page, exact), (exact, replace(page, monotonic_s=2.0))):
+        assert not restarted(before, now)
+        assert difference(before, now) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "same"),
+    [
+        ({"process_start_s": 100}, {"process_start_s": 100.02}, True),
+        ({"created_s": 100}, {"created_s": 100}, True),
+        ({"process_start_s": 100}, {"process_start_s": 200}, False),
+        ({"process_start_s": 100}, {}, False),
+        ({}, {}, False),
+    ],
+)
+def test_a_life_is_the_same_only_if_the_server_says_so(
+    before: dict[str, float], now: dict[str, float], same: bool
+) -> None:
+    assert same_life(engine(**before), engine(**now)) is same
+
+
+def test_observations_that_disappear_from_a_bucket_make_the_difference_unknown() -> None:
+    before = Histogram(edges=(1.0, math.inf), cumulative=(0.0, 2.0), total=4.0)
+    moved = Histogram(edges=(1.0, math.inf), cumulative=(2.0, 3.0), total=5.0)
+    assert histogram_delta(before, moved) is None
 
 
 def test_a_clock_correction_of_the_host_is_no_restart() -> None:
