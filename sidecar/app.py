@@ -20,6 +20,7 @@ from fastapi import FastAPI, Query
 from service.app import build_app
 from service.client import client_options
 from service.tasks import Background, every, wait_for_exit
+from sidecar.calibrator import Phase
 from sidecar.config import SidecarSettings
 from sidecar.forecast import HORIZONS_S
 from sidecar.gate import GATE_PERIOD_S, GateKeeper
@@ -28,10 +29,22 @@ from sidecar.metrics import SidecarMetrics
 from sidecar.observer import Observer
 from sidecar.pace import decide_pace
 from sidecar.push import Pusher
-from sidecar.schema import Calibration, Forecast, GateStatus, Load, Pace, PaceMode, PaceRequest, SloReport
+from sidecar.schema import (
+    Calibration,
+    Forecast,
+    GateStatus,
+    Load,
+    Pace,
+    PaceMode,
+    PaceRequest,
+    SloReport,
+    TrainerStatus,
+)
 from sidecar.source.parse import PageParser
 from sidecar.source.ring import SIGNAL, RingSource, overlay
 from sidecar.source.scrape import Scraper
+from sidecar.source.snapshot import ScrapeResult
+from sidecar.trainers import TrainerWatch
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +67,14 @@ class Sidecar:
         self.observer = Observer(settings, t_s=time.time(), monotonic_s=time.monotonic())
         self.gate: GateKeeper | None = None
         self.rings: RingSource | None = None
-        self.metrics = SidecarMetrics(self.observer, pace=self.pace, num_queued=self.num_queued, gate=self.gate_status)
+        self.trainers: TrainerWatch | None = None
+        self.metrics = SidecarMetrics(
+            self.observer,
+            pace=self.pace,
+            num_queued=self.num_queued,
+            gate=self.gate_status,
+            trainers=self.trainer_status,
+        )
         self._pusher: Pusher | None = None
 
     def pace(self) -> Pace:
@@ -72,6 +92,9 @@ class Sidecar:
             in_flight=state.in_flight,
             error=self.gate.complaint or None,
         )
+
+    def trainer_status(self) -> TrainerStatus | None:
+        return self.trainers.status() if self.trainers is not None else None
 
     def num_queued(self) -> int:
         return len(self._pusher) if self._pusher is not None else 0
@@ -129,6 +152,7 @@ class Sidecar:
     def _open_gate(self, directory: Path, clients: AsyncExitStack, tasks: Background) -> None:
         self.rings = RingSource(directory, edges_s=(self.observer.slo.threshold_s,))
         clients.callback(self.rings.close)
+        self.trainers = TrainerWatch(directory, now_ns=time.monotonic_ns())
         gate = self.gate = GateKeeper(directory, scrape_interval_s=self.settings.scrape_interval_s)
         clients.callback(gate.close)
 
@@ -158,7 +182,7 @@ class Sidecar:
                 if self.rings is not None:
                     exact = self.rings.read(t_s=time.time(), monotonic_s=time.monotonic())
                     result = overlay(result, exact)
-                sample = self.observer.observe(result)
+                sample = self.observer.observe(result, phase=self._trainer_phase(result))
                 if self._pusher is not None:
                     self._pusher.offer(sample)
             except Exception:
@@ -166,6 +190,13 @@ class Sidecar:
                 logger.exception("scrape failed in the sidecar itself")
 
         await every(self.settings.scrape_interval_s, tasks.exit, tick)
+
+    def _trainer_phase(self, result: ScrapeResult) -> Phase | None:
+        """What the trainers did since the last good page: the interval that the page tells about."""
+        if self.trainers is None:
+            return None
+        self.trainers.poll(time.monotonic_ns())
+        return self.trainers.take() if result.snapshot is not None else None
 
 
 def create_app(settings: SidecarSettings) -> FastAPI:
@@ -202,6 +233,7 @@ def _add_reading_routes(app: FastAPI, sidecar: Sidecar) -> None:
             source="plugin" if snapshot is not None and snapshot.signals.get("steps") == SIGNAL else "scrape",
             max_num_seqs=sidecar.rings.max_num_seqs if sidecar.rings is not None else None,
             gate=sidecar.gate_status(),
+            trainer=sidecar.trainer_status(),
             window=observer.window(since_monotonic_s=now_s - window_s) if window_s > 0 else (),
         )
 

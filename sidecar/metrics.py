@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from sidecar.calibrator import Calibrator, Phase
 from sidecar.observer import Observer
 from sidecar.push import DropReason, PushOutcome
-from sidecar.schema import EngineState, ForecastPoint, GateStatus, LoadSample, Pace
+from sidecar.schema import EngineState, ForecastPoint, GateStatus, LoadSample, Pace, TrainerStatus
 from sidecar.source.snapshot import ScrapeOutcome, ScrapeResult
 
 PREFIX = "wadiloco_sidecar"
@@ -28,6 +28,7 @@ class SidecarMetrics:
         pace: Callable[[], Pace],
         num_queued: Callable[[], int],
         gate: Callable[[], GateStatus | None],
+        trainers: Callable[[], TrainerStatus | None],
     ) -> None:
         self.registry = CollectorRegistry()
         self._scrapes = Counter(
@@ -52,7 +53,7 @@ class SidecarMetrics:
         for reason in DropReason:
             self._dropped.labels(reason)
         self.registry.register(ObserverCollector(observer, pace=pace, num_queued=num_queued))
-        self.registry.register(GateCollector(gate))
+        self.registry.register(GateCollector(gate, trainers))
 
     def count_scrape(self, result: ScrapeResult) -> None:
         self._scrapes.labels(result.outcome).inc()
@@ -93,12 +94,14 @@ class ObserverCollector(Collector):
 
 
 class GateCollector(Collector):
-    """What the gate said last; nothing without a gate."""
+    """What the gate, and the trainers in its folder, said last; nothing without a gate."""
 
-    def __init__(self, gate: Callable[[], GateStatus | None]) -> None:
+    def __init__(self, gate: Callable[[], GateStatus | None], trainers: Callable[[], TrainerStatus | None]) -> None:
         self._gate = gate
+        self._trainers = trainers
 
     def collect(self) -> Iterator[Metric]:
+        yield from _trainer_metrics(self._trainers())
         status = self._gate()
         if status is None:
             return
@@ -107,6 +110,18 @@ class GateCollector(Collector):
         info = GaugeMetricFamily(f"{PREFIX}_gate_state", "1 for what holds", labels=["reason", "source"])
         info.add_metric([status.reason, status.source or "none"], 1.0)
         yield info
+
+
+def _trainer_metrics(status: TrainerStatus | None) -> Iterator[Metric]:
+    if status is None:
+        return
+    yield _gauge("trainers", "Trainers beside the server that say what they do", status.num_trainers)
+    spent = CounterMetricFamily(
+        f"{PREFIX}_trainer_phase_seconds", "Time of the trainers beside the server, by what they did", labels=["phase"]
+    )
+    for phase, seconds in status.phase_seconds_total.items():
+        spent.add_metric([phase], seconds)
+    yield spent
 
 
 def _states(current: EngineState) -> Metric:

@@ -74,8 +74,11 @@ class Observer:
     def num_observations(self) -> int:
         return self._arrivals.num_observations
 
-    def observe(self, result: ScrapeResult, *, phase: Phase = Phase.NONE) -> LoadSample:
-        """Take in one scrape and say what it means; ``phase`` is what the trainer did since the last one."""
+    def observe(self, result: ScrapeResult, *, phase: Phase | None = None) -> LoadSample:
+        """Take in one scrape and say what it means.
+
+        ``phase`` is what the trainers did since the last good one; None, when nobody tells, counts as none.
+        """
         before, last_page = self.status, self.snapshot
         self.status = advance(before, result, stale_after_s=self._stale_after_s)
         if self.status.state is not before.state or result.outcome is not self._outcome:
@@ -85,10 +88,10 @@ class Observer:
         interval = self._take_page(result.snapshot) if result.snapshot is not None else None
         verdict = self._judge(interval, now_s=result.monotonic_s)
         if verdict is not None and last_page is not None and result.snapshot is not None:
-            self._calibrate(last_page, result.snapshot, verdict, phase=phase)
+            self._calibrate(last_page, result.snapshot, verdict, phase=phase or Phase.NONE)
         if result.snapshot is not None and self.status.state is EngineState.READY:
             self._learn(result.snapshot, interval)
-        self.sample = self._make_sample(result, interval, verdict)
+        self.sample = self._make_sample(result, interval, verdict, phase=phase)
         self.sample_monotonic_s = result.monotonic_s
         self._samples.append((result.monotonic_s, self.sample))
         while self._samples[0][0] < result.monotonic_s - self._settings.window_s:
@@ -230,7 +233,9 @@ class Observer:
                 seasonal_mean=self._arrivals.seasonal_mean,
             )
 
-    def _make_sample(self, result: ScrapeResult, interval: Interval | None, verdict: Verdict | None) -> LoadSample:
+    def _make_sample(
+        self, result: ScrapeResult, interval: Interval | None, verdict: Verdict | None, *, phase: Phase | None
+    ) -> LoadSample:
         page = result.snapshot
         forecast = self.predict()
         return LoadSample(
@@ -256,6 +261,7 @@ class Observer:
             pressure_frac=pressure(
                 self.status.state, page, forecast=forecast, busy_requests=self._settings.busy_requests
             ),
+            trainer_phase=phase and phase.value,
             forecast=forecast,
         )
 
