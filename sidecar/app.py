@@ -20,6 +20,7 @@ from fastapi import FastAPI, Query
 from service.app import build_app
 from service.client import client_options
 from service.tasks import Background, every, wait_for_exit
+from sidecar.calibration_file import RECORDED_REQUESTS, read_calibration
 from sidecar.calibrator import Phase
 from sidecar.config import SidecarSettings
 from sidecar.forecast import HORIZONS_S
@@ -65,6 +66,9 @@ class Sidecar:
         self.settings = settings
         self.mode = PaceMode.AUTO
         self.observer = Observer(settings, t_s=time.time(), monotonic_s=time.monotonic())
+        if settings.calibration is not None:
+            recorded = read_calibration(settings.calibration, self.observer.slo)
+            self.observer.calibrator.absorb(recorded.calibration, at_most=RECORDED_REQUESTS)
         self.gate: GateKeeper | None = None
         self.rings: RingSource | None = None
         self.trainers: TrainerWatch | None = None

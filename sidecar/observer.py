@@ -123,6 +123,7 @@ class Observer:
         return LearnedState(
             t_s=t_s,
             server_id=self._settings.server_id,
+            slo=str(self.slo),
             arrivals=self._arrivals.export(),
             in_engine=self._in_engine.export(),
             bursts=self._bursts.export(),
@@ -146,7 +147,11 @@ class Observer:
         calibrator = Calibrator()
         calibrator.restore(learned.calibration)
         self._arrivals, self._in_engine = fresh
-        self._bursts, self.calibrator = bursts, calibrator
+        self._bursts = bursts
+        if learned.slo not in (None, str(self.slo)):
+            logger.warning("calibration of the state file is about %s, not %s: not taken over", learned.slo, self.slo)
+        elif any(calibrator.num_requests(phase) for phase in Phase):
+            self.calibrator = calibrator  # what it began with is part of it
 
     def window(self, *, since_monotonic_s: float) -> tuple[LoadSample, ...]:
         return tuple(sample for seen_s, sample in self._samples if seen_s >= since_monotonic_s)
