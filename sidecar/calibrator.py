@@ -209,5 +209,5 @@ def _estimate(mean: float, weight: float, *, requests: float) -> Estimate:
 def wilson_interval(share: float, num: float, *, z: float = NORMAL_Q95) -> tuple[float, float]:
     """Wilson's score interval of a share that was seen among ``num``; z = 1.645 is two-sided 90 %."""
     center = (share + z * z / (2 * num)) / (1 + z * z / num)
-    margin = z / (1 + z * z / num) * math.sqrt(share * (1 - share) / num + z * z / (4 * num * num))
+    margin = z / (1 + z * z / num) * math.sqrt(max(share * (1 - share), 0.0) / num + z * z / (4 * num * num))
     return max(center - margin, 0.0), min(center + margin, 1.0)
