@@ -26,6 +26,7 @@ COMMANDS: dict[str, Command] = {
     "island": Command("diloco.agent.main", "train", "train beside a server: agent and rank worker of one island"),
     "replay": Command("replay.main", "replay", "replay a traffic trace under each policy and compare"),
     "calibrate": Command("replay.calibrate", None, "SLO violations by load and phase, from recorded traffic"),
+    "doctor": Command("sidecar.doctor", None, "look at a vLLM server and say what to change"),
     "demo": Command("replay.demo", "replay", "the whole loop on this machine: two vLLM servers, two islands"),
 }
 EXTRA_MODULES = {"train": {"torch", "numpy", "safetensors"}, "replay": {"numpy", "matplotlib"}}

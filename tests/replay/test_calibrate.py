@@ -134,8 +134,7 @@ def test_one_server_can_be_picked(calibrate: Run, tmp_path: Path) -> None:
     assert calibrate(*arguments, "server-0")[0] == 0
     code, _, error = calibrate(*arguments, "server-1")
     assert code == 2
-    assert error == "wadiloco calibrate: server_id: no sample is about server server-1 (name one of server-0)
-"
+    assert error == "wadiloco calibrate: server_id: no sample is about server server-1 (name one of server-0)\n"
 
 
 def no_input(_: Path) -> list[object]:
