@@ -25,8 +25,9 @@ from service.errors import ConfigError, InputError
 from service.log import configure_logging
 from service.settings import ServiceSettings, Settings, load_settings
 from sidecar.config import check_base_url
+from sidecar.doctor_checks import Finding, Status, worst
 from sidecar.doctor_evidence import Evidence, GateEvidence, ServerEvidence
-from sidecar.doctor_findings import Finding, Status, findings, worst
+from sidecar.doctor_findings import findings
 from sidecar.doctor_gate import find_gate, look_at_gate
 from sidecar.doctor_probe import Probe
 from sidecar.slo import parse_slo
