@@ -21,8 +21,8 @@ from service.log import configure_logging
 from service.settings import Settings, load_settings
 from sidecar.calibration_file import CalibrationFile, CalibrationSource, write_calibration
 from sidecar.calibrator import LOAD_EDGES, Calibrator, Phase
-from sidecar.learned import load_learned
-from sidecar.slo import Slo, SloMetric, parse_slo
+from sidecar.learned import load_learned, objective_text
+from sidecar.slo import Slo, parse_slo
 
 SUMMARY = "summary.json"
 JOURNALS = "runs/*/journal.sqlite"
@@ -54,7 +54,7 @@ class CalibrateSettings(Settings):
     @classmethod
     def _check_slo(cls, text: str | None) -> str | None:
         try:
-            return None if text is None else str(parse_slo(text))
+            return None if text is None else objective_text(parse_slo(text))
         except InputError as exc:
             raise ValueError(f"{exc.message}: {exc.remedy}") from exc
 
@@ -86,7 +86,7 @@ def calibrate(settings: CalibrateSettings, calibrator: Calibrator, *, now_s: flo
     objectives = {"--slo": settings.slo} if settings.slo else {}
     journals = list(settings.journal)
     for directory in settings.replay:
-        objectives[str(directory)] = str(_objective_of(directory))
+        objectives[str(directory)] = objective_text(_objective_of(directory))
         journals += _journals_of(directory)
     sources = [_count_state(path, calibrator, objectives, settings) for path in settings.state_file]
     slo = _one_objective(objectives)
@@ -104,12 +104,13 @@ def calibrate(settings: CalibrateSettings, calibrator: Calibrator, *, now_s: flo
 
 def _objective_of(directory: Path) -> Slo:
     try:
-        spec = read_json(directory / SUMMARY).slo
+        summary = read_json(directory / SUMMARY)
     except InputError as exc:
         raise InputError(
             f"{exc.field} {exc.message}", field="replay", remedy="give the --out folder of a wadiloco replay that ran"
         ) from exc
-    return Slo(SloMetric(spec.metric), spec.threshold_ms / 1e3)
+    stated = f"{summary.slo.metric}:{summary.slo.threshold_ms:.10g}ms"
+    return parse_slo(str(summary.experiment.settings.get("slo", stated)) if summary.experiment else stated)
 
 
 def _journals_of(directory: Path) -> list[Path]:

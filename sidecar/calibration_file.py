@@ -14,7 +14,7 @@ from pydantic import Field
 from service.errors import InputError, UnavailableError
 from sidecar.calibrator import Calibrator, CalibratorState
 from sidecar.forecast.state import Document
-from sidecar.learned import load_document, replace_file
+from sidecar.learned import load_document, objective_text, replace_file
 from sidecar.slo import Slo
 
 RECORDED_REQUESTS = 5000.0
@@ -39,7 +39,7 @@ class CalibrationFile(Document):
     made_at_s: float = Field(ge=0)
     """Unix time."""
     slo: str
-    """As metric:threshold in ms."""
+    """What the violations are about, as `objective_text`."""
     sources: tuple[CalibrationSource, ...]
     calibration: CalibratorState
 
@@ -70,11 +70,12 @@ def read_calibration(path: Path, slo: Slo) -> CalibrationFile:
         content = load_document(path, CalibrationFile, field="calibration", kind="calibration file")
     except InputError as exc:
         raise InputError(exc.message, field=exc.field, remedy=MAKE_IT) from exc
-    if content.slo != str(slo):
+    wanted = objective_text(slo)
+    if content.slo != wanted:
         raise InputError(
-            f"{path} is about {content.slo}, this sidecar about {slo}",
+            f"{path} is about {content.slo}, this sidecar about {wanted}",
             field="calibration",
-            remedy=f"set --slo {content.slo}, or calibrate for {slo}",
+            remedy=f"set --slo {content.slo}, or calibrate for {wanted}",
         )
     try:
         Calibrator().restore(content.calibration)

@@ -10,7 +10,7 @@ from sidecar.doctor_checks import Check, Finding, Status, count, printable
 from sidecar.doctor_evidence import ServerEvidence
 from sidecar.slo import Slo, nearest_edges
 from sidecar.source.parse import ALIASES, HISTOGRAM_ALIASES, NEEDED_SIGNALS
-from sidecar.source.snapshot import EngineSnapshot, ScrapeOutcome, ScrapeResult
+from sidecar.source.snapshot import EngineSnapshot, Histogram, ScrapeOutcome, ScrapeResult
 
 LOOP_SHARE = 0.05
 """A scrape occupies the server's event loop about as long as it takes: at most this share of its time goes to it."""
@@ -37,7 +37,8 @@ def judge_server(server: ServerEvidence, slo: Slo, *, has_plugin: bool) -> Itera
     if not pages:
         return
     yield _signals(pages[-1], slo)
-    yield _edges(pages[-1], slo, has_plugin=has_plugin)
+    for metric, threshold_s in thresholds(slo):
+        yield _edges(pages[-1], metric, threshold_s, has_plugin=has_plugin)
     yield _scrape_cost(server.results)
     yield _engine(pages)
     yield _processes(pages[-1])
@@ -108,7 +109,7 @@ def _signals(page: EngineSnapshot, slo: Slo) -> Finding:
     if not missing:
         return Finding(Check.SIGNALS, Status.OK, said, details=details)
     blind = ", ".join(dict.fromkeys(BLIND[name] for name in missing))
-    is_fatal = bool({"running", "waiting", slo.metric.value} & set(missing))
+    is_fatal = bool({"running", "waiting", *(metric for metric, _ in thresholds(slo))} & set(missing))
     return Finding(
         Check.SIGNALS,
         Status.FAIL if is_fatal else Status.WARN,
@@ -118,19 +119,25 @@ def _signals(page: EngineSnapshot, slo: Slo) -> Finding:
     )
 
 
-def _edges(page: EngineSnapshot, slo: Slo, *, has_plugin: bool) -> Finding:
-    histogram = {"ttft": page.ttft, "itl": page.itl, "e2e": page.e2e}[slo.metric.value]
+def thresholds(slo: Slo) -> list[tuple[str, float]]:
+    """The latencies that are judged, each with its threshold in seconds."""
+    return [(slo.metric.value, slo.threshold_s)]
+
+
+def _edges(page: EngineSnapshot, metric: str, threshold_s: float, *, has_plugin: bool) -> Finding:
+    histogram: Histogram | None = getattr(page, metric, None)
+    said = as_text(metric, threshold_s)
     if histogram is None:
         return Finding(
-            Check.SLO, Status.FAIL, f"no histogram of {slo.metric}: {slo} cannot be judged",
+            Check.SLO, Status.FAIL, f"no histogram of {metric}: {said} cannot be judged",
             "choose an objective on a latency that the server exports",
         )  # fmt: skip
-    below_s, above_s = nearest_edges(histogram.edges, slo.threshold_s)
+    below_s, above_s = nearest_edges(histogram.edges, threshold_s)
     details = {"below_s": below_s, "above_s": above_s if math.isfinite(above_s) else None}
     if below_s == above_s:
-        return Finding(Check.SLO, Status.OK, f"{slo} is on a bucket edge: violations are exact", details=details)
-    nearest = " and ".join(_as_slo(slo, edge) for edge in (below_s, above_s) if 0 < edge < math.inf)
-    message = f"{slo} is between bucket edges; the nearest are {nearest}"
+        return Finding(Check.SLO, Status.OK, f"{said} is on a bucket edge: violations are exact", details=details)
+    nearest = " and ".join(as_text(metric, edge) for edge in (below_s, above_s) if 0 < edge < math.inf)
+    message = f"{said} is between bucket edges; the nearest are {nearest}"
     if has_plugin:
         return Finding(Check.SLO, Status.OK, f"{message}; the plugin makes violations exact", details=details)
     return Finding(
@@ -139,8 +146,8 @@ def _edges(page: EngineSnapshot, slo: Slo, *, has_plugin: bool) -> Finding:
     )  # fmt: skip
 
 
-def _as_slo(slo: Slo, edge_s: float) -> str:
-    return str(Slo(slo.metric, edge_s))
+def as_text(metric: str, threshold_s: float) -> str:
+    return f"{metric}:{threshold_s * 1e3:.10g}ms"
 
 
 def _scrape_cost(results: tuple[ScrapeResult, ...]) -> Finding:

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError
 from service.errors import InputError
 from sidecar.calibrator import CalibratorState
 from sidecar.forecast.state import BurstState, Document, ForecasterState
+from sidecar.slo import Slo
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +32,17 @@ class LearnedState(Document):
     """Unix time of the newest observation."""
     server_id: str
     slo: str | None = None
-    """Objective that the calibration is about; files from before it was kept do not say."""
+    """What the calibration is about (`objective_text`); files from before it was kept do not say."""
     arrivals: ForecasterState
     in_engine: ForecasterState
     bursts: BurstState
     calibration: CalibratorState
+
+
+def objective_text(slo: Slo) -> str:
+    """What the violations of a calibration are about: thresholds, not the share of requests that must keep them."""
+    thresholds, _, _ = str(slo).partition("@")
+    return ",".join(sorted(thresholds.split(",")))
 
 
 def read_learned(path: Path) -> LearnedState | None:

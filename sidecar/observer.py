@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from sidecar.calibrator import LOAD_EDGES, Calibrator, LoadForecast, Phase
 from sidecar.config import SidecarSettings
 from sidecar.forecast import HORIZONS_S, BurstForecaster, SmoothingForecaster
-from sidecar.learned import LearnedState
+from sidecar.learned import LearnedState, objective_text
 from sidecar.pressure import pressure
 from sidecar.schema import (
     Calibration,
@@ -123,7 +123,7 @@ class Observer:
         return LearnedState(
             t_s=t_s,
             server_id=self._settings.server_id,
-            slo=str(self.slo),
+            slo=objective_text(self.slo),
             arrivals=self._arrivals.export(),
             in_engine=self._in_engine.export(),
             bursts=self._bursts.export(),
@@ -148,7 +148,7 @@ class Observer:
         calibrator.restore(learned.calibration)
         self._arrivals, self._in_engine = fresh
         self._bursts = bursts
-        if learned.slo not in (None, str(self.slo)):
+        if learned.slo not in (None, objective_text(self.slo)):
             logger.warning("calibration of the state file is about %s, not %s: not taken over", learned.slo, self.slo)
         elif any(calibrator.num_requests(phase) for phase in Phase):
             self.calibrator = calibrator  # what it began with is part of it
