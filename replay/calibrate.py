@@ -7,14 +7,15 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import field_validator
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from replay.recorded import count_journal
+from replay.recorded import count_journal, count_requests
+from replay.requests_file import REQUESTS
 from replay.summary import read_json
 from service.errors import ConfigError, InputError
 from service.log import configure_logging
@@ -24,8 +25,8 @@ from sidecar.calibrator import LOAD_EDGES, Calibrator, Phase
 from sidecar.learned import load_learned, objective_text
 from sidecar.slo import Slo, parse_slo
 
-SUMMARY = "summary.json"
-JOURNALS = "runs/*/journal.sqlite"
+SUMMARY, RUNS = "summary.json", "runs"
+JOURNAL = "journal.sqlite"
 ENOUGH_REQUESTS = 100.0
 """With fewer requests in a phase its estimates are mostly the prior, and the command says so."""
 
@@ -36,7 +37,8 @@ class CalibrateSettings(Settings):
     service: ClassVar[str] = "calibrate"
 
     replay: tuple[Path, ...] = ()
-    """Output folder of wadiloco replay (repeat for more): the samples of its runs, judged by its objective."""
+    """Output folder of wadiloco replay (repeat for more), judged by its objective: the samples of runs with
+    training, the requests of those without."""
     journal: tuple[Path, ...] = ()
     """Journal of a controller (repeat for more); needs --slo, the objective that its sidecars had."""
     state_file: tuple[Path, ...] = ()
@@ -84,22 +86,21 @@ def calibrate(settings: CalibrateSettings, calibrator: Calibrator, *, now_s: flo
             "there is nothing to count", field="replay", remedy="give --replay DIR, --journal FILE or --state-file FILE"
         )
     objectives = {"--slo": settings.slo} if settings.slo else {}
-    journals = list(settings.journal)
+    files: list[tuple[Path, Slo | None]] = [(path, None) for path in settings.journal]
     for directory in settings.replay:
-        objectives[str(directory)] = objective_text(_objective_of(directory))
-        journals += _journals_of(directory)
+        stated = _objective_of(directory)
+        objectives[str(directory)] = objective_text(stated)
+        files += [(path, stated) for path in _files_of(directory)]
     sources = [_count_state(path, calibrator, objectives, settings) for path in settings.state_file]
-    slo = _one_objective(objectives)
+    about = _one_objective(objectives)
     servers: set[str] = set()
-    for path in journals:
-        counted = count_journal(path, calibrator, server_id=settings.server_id)
-        servers |= counted.servers
-        sources.append(
-            CalibrationSource(path=str(path), kind="journal", intervals=counted.intervals, requests=counted.requests)
-        )
+    for path, slo in files:
+        source, seen = _count_file(path, calibrator, slo, server_id=settings.server_id)
+        sources.append(source)
+        servers |= seen
     if not any(calibrator.num_requests(phase) for phase in Phase):
         raise _nothing_judged(settings, servers)
-    return CalibrationFile(made_at_s=now_s, slo=slo, sources=tuple(sources), calibration=calibrator.export())
+    return CalibrationFile(made_at_s=now_s, slo=about, sources=tuple(sources), calibration=calibrator.export())
 
 
 def _objective_of(directory: Path) -> Slo:
@@ -113,15 +114,33 @@ def _objective_of(directory: Path) -> Slo:
     return parse_slo(str(summary.experiment.settings.get("slo", stated)) if summary.experiment else stated)
 
 
-def _journals_of(directory: Path) -> list[Path]:
-    found = sorted(directory.glob(JOURNALS))
+def _files_of(directory: Path) -> list[Path]:
+    """The journal of each run with training, the requests of each without."""
+    found = [
+        run / (JOURNAL if (run / JOURNAL).exists() else REQUESTS)
+        for run in sorted(directory.glob(f"{RUNS}/*"))
+        if (run / JOURNAL).exists() or (run / REQUESTS).exists()
+    ]
     if not found:
         raise InputError(
-            f"{directory} has no run with sidecars",
+            f"{directory} has no run with a journal or requests",
             field="replay",
-            remedy="replay without --no-train, or give the --state-file of a sidecar",
+            remedy="give the --out folder of this version's wadiloco replay",
         )
     return found
+
+
+def _count_file(
+    path: Path, calibrator: Calibrator, slo: Slo | None, *, server_id: str | None
+) -> tuple[CalibrationSource, frozenset[str]]:
+    """Count one file; what it gave, and the servers in it."""
+    kind: Literal["journal", "requests"] = "requests" if path.name == REQUESTS and slo is not None else "journal"
+    if kind == "requests" and slo is not None:
+        counted = count_requests(path, calibrator, slo, server_id=server_id)
+    else:
+        counted = count_journal(path, calibrator, server_id=server_id)
+    source = CalibrationSource(path=str(path), kind=kind, intervals=counted.intervals, requests=counted.requests)
+    return source, counted.servers
 
 
 def _count_state(

@@ -1,22 +1,31 @@
-"""What recorded runs say about SLO violations: from a controller's journal, one observation per interval of a sidecar.
+"""What recorded runs say about SLO violations: one observation per interval of a sidecar, from a controller's journal.
 
 A sample carries what its trainers told the sidecar (``trainer_phase``). Samples without it come from runs without a
 gate, in which islands train whenever they live: then the interval was ``sync`` where a round's report of an island
 beside that server overlaps it for at least `MIN_SHARE`, else ``inner`` where such an island lived, else ``none``.
+
+A run without training has no sidecar, and the requests of its clients stand for the intervals that one would have seen.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from controller.journal_file import JournalReader
 from controller.records import AgentRecord, RoundEntry
+from replay.loadgen import RequestResult, Status
+from replay.requests_file import read_requests
+from replay.slo import violates
 from service.errors import InputError, UnavailableError
 from sidecar.calibrator import Calibrator, Phase
 from sidecar.schema import LoadSample
+from sidecar.slo import Slo
 from sidecar.trainers import MIN_SHARE
 
 
@@ -94,7 +103,7 @@ def observations(samples: Iterable[LoadSample], training: Training) -> Iterator[
 
 @dataclass(slots=True)
 class Counted:
-    """What one journal gave."""
+    """What one file gave."""
 
     intervals: int = 0
     requests: float = 0.0
@@ -107,22 +116,67 @@ def count_journal(path: Path, into: Calibrator, *, server_id: str | None = None)
     Raises:
         InputError: it is no journal, or one of another version.
     """
-    counted, servers = Counted(), set()
     reader = JournalReader(path)
     try:
         training = Training(reader.values("agents", AgentRecord), reader.values("rounds", RoundEntry))
-        for seen in observations(reader.samples(), training):
-            servers.add(seen.server_id)
-            if server_id is None or server_id == seen.server_id:
-                into.observe(load=seen.load, phase=seen.phase, requests=seen.requests, violations=seen.violations)
-                counted.intervals += 1
-                counted.requests += seen.requests
+        return _count(observations(reader.samples(), training), into, server_id=server_id)
     except UnavailableError as exc:
         raise InputError(
             f"{path} {exc.message}", field="journal", remedy="give the --journal file of a controller"
         ) from exc
+
+
+def _count(seen: Iterable[Observation], into: Calibrator, *, server_id: str | None) -> Counted:
+    counted, servers = Counted(), set()
+    for one in seen:
+        servers.add(one.server_id)
+        if server_id is None or server_id == one.server_id:
+            into.observe(load=one.load, phase=one.phase, requests=one.requests, violations=one.violations)
+            counted.intervals += 1
+            counted.requests += one.requests
     counted.servers = frozenset(servers)
     return counted
+
+
+def request_observations(
+    results: Sequence[RequestResult], slo: Slo, *, interval_s: float = 1.0
+) -> Iterator[Observation]:
+    """What a sidecar would have seen of these requests, without training (pure).
+
+    Requests in flight at a client stand for those in the engine; cancelled requests do not count.
+    """
+    counted = [result for result in results if result.status is not Status.CANCELLED]
+    for server in sorted({result.server_index for result in counted}):
+        ended = sorted(
+            (result.ended_unix_s, violates(result, slo)) for result in counted if result.server_index == server
+        )
+        ends_s = [end_s for end_s, _ in ended]
+        starts_s = sorted(result.sent_unix_s for result in counted if result.server_index == server)
+
+        def in_flight(t_s: float, starts_s: list[float] = starts_s, ends_s: list[float] = ends_s) -> int:
+            return bisect_right(starts_s, t_s) - bisect_right(ends_s, t_s)
+
+        begin = 0
+        num = math.floor((ends_s[-1] - starts_s[0]) / interval_s) + 1
+        for before_s, now_s in pairwise(starts_s[0] + tick * interval_s for tick in range(num + 1)):
+            judged = ended[begin : (begin := bisect_right(ends_s, now_s))]
+            if judged:
+                yield Observation(
+                    server_id=f"server-{server}",
+                    load=(in_flight(before_s) + in_flight(now_s)) / 2,
+                    phase=Phase.NONE,
+                    requests=len(judged),
+                    violations=sum(is_violation for _, is_violation in judged),
+                )
+
+
+def count_requests(path: Path, into: Calibrator, slo: Slo, *, server_id: str | None = None) -> Counted:
+    """Add the observations of a run without training.
+
+    Raises:
+        InputError: as `read_requests`.
+    """
+    return _count(request_observations(read_requests(path), slo), into, server_id=server_id)
 
 
 def _in_engine(sample: LoadSample | None) -> float | None:

@@ -26,7 +26,7 @@ class CalibrationSource(Document):
     """One file that the counts come from."""
 
     path: str
-    kind: Literal["journal", "state"]
+    kind: Literal["journal", "requests", "state"]
     intervals: int = Field(ge=0)
     """Intervals between two scrapes that were counted; 0 for a state, which keeps sums."""
     requests: float = Field(ge=0)

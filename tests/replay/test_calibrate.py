@@ -12,6 +12,8 @@ import pytest
 
 import wadiloco
 from controller.journal import Journal
+from replay.loadgen import RequestResult, Status
+from replay.requests_file import REQUESTS, write_requests
 from replay.summary import Budget, SloSpec, Summary, write_json
 from sidecar.app import create_app
 from sidecar.calibration_file import CalibrationFile
@@ -63,6 +65,21 @@ def write_replay(directory: Path, *, threshold_ms: float = 300.0, runs: int = 2)
     )
     write_json(summary, directory / "summary.json")
     return directory
+
+
+def request(sent_s: float, e2e_s: float) -> RequestResult:
+    return RequestResult(
+        index=0,
+        server_index=0,
+        arrival_s=sent_s,
+        sent_s=sent_s,
+        ended_s=sent_s + e2e_s,
+        sent_unix_s=1e9 + sent_s,
+        ended_unix_s=1e9 + sent_s + e2e_s,
+        status=Status.OK,
+        ttft_s=0.05,
+        e2e_s=e2e_s,
+    )
 
 
 def write_state(path: Path, *, slo: str = "e2e:300ms", server: str = "http://127.0.0.1:8000") -> Path:
@@ -117,6 +134,22 @@ def test_a_phase_with_few_requests_is_said_to_be_assumed(calibrate: Run, tmp_pat
     assert "sync: too few requests" not in printed
 
 
+def test_a_run_without_training_tells_of_phase_none(calibrate: Run, tmp_path: Path) -> None:
+    directory = write_replay(tmp_path / "replay", runs=1)
+    write_requests(
+        directory / "runs" / "no_training", [request(0.1 * i, 0.4 if i % 4 == 0 else 0.1) for i in range(400)]
+    )
+    assert calibrate("--replay", directory, "--json")[0] == 0
+    content = CalibrationFile.model_validate_json((tmp_path / "out.json").read_text())
+    assert {source.kind: source.requests for source in content.sources}["requests"] == 400
+    write_replay(tmp_path / "alone", runs=0)
+    write_requests(tmp_path / "alone" / "runs" / "no_training", [request(0.1 * i, 0.4) for i in range(400)])
+    assert calibrate("--replay", tmp_path / "alone")[0] == 0
+    alone = CalibrationFile.model_validate_json((tmp_path / "out.json").read_text()).calibration
+    assert sum(alone.violations[Phase.NONE]) == sum(alone.requests[Phase.NONE]) == pytest.approx(400, rel=0.01)
+    assert sum(alone.requests[Phase.INNER]) == 0
+
+
 def test_states_and_journals_add_up(calibrate: Run, tmp_path: Path) -> None:
     states = [write_state(tmp_path / f"{name}.json") for name in "ab"]
     write_journal(tmp_path / "journal.sqlite")
@@ -145,8 +178,15 @@ def no_replay(path: Path) -> list[object]:
     return ["--replay", path]
 
 
-def no_training(path: Path) -> list[object]:
+def no_runs(path: Path) -> list[object]:
     return ["--replay", write_replay(path / "replay", runs=0)]
+
+
+def no_requests(path: Path) -> list[object]:
+    directory = write_replay(path / "replay", runs=0)
+    (directory / "runs" / "no_training-seed0-draw0").mkdir(parents=True)
+    (directory / "runs" / "no_training-seed0-draw0" / REQUESTS).write_text("{}\n")
+    return ["--replay", directory]
 
 
 def two_objectives(path: Path) -> list[object]:
@@ -194,7 +234,8 @@ def wrong_slo(_: Path) -> list[object]:
     [
         (no_input, "replay", "give --replay DIR"),
         (no_replay, "replay", "--out folder"),
-        (no_training, "replay", "without --no-train"),
+        (no_runs, "replay", "--out folder"),
+        (no_requests, "replay", "a line that is no request"),
         (two_objectives, "slo", "each on its own"),
         (other_objective, "slo", "each on its own"),
         (no_objective, "slo", "set --slo"),

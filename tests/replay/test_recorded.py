@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from controller.records import AgentRecord, Membership, RoundEntry, SlotReport
 from diloco.schema import SyncOutcome, SyncReport
-from replay.recorded import Observation, Training, observations
+from replay.loadgen import RequestResult, Status
+from replay.recorded import Observation, Training, observations, request_observations
+from replay.requests_file import REQUESTS, read_requests, write_requests
+from service.errors import InputError, UnavailableError
 from sidecar.calibrator import Phase
 from sidecar.schema import EngineState, LoadSample
+from sidecar.slo import parse_slo
 
 NONE, INNER, SYNC = Phase
 
@@ -128,3 +136,62 @@ def test_without_word_of_the_trainers_rounds_and_agents_tell(
 )
 def test_only_islands_beside_the_server_disturb_it(island: AgentRecord, phase: Phase) -> None:
     assert Training([island], [round_of((0, 50.0, 51.0))]).phase(sample(51.0)) is phase
+
+
+def request(sent_s: float, ended_s: float, *, server: int = 0, status: Status = Status.OK) -> RequestResult:
+    e2e_s = ended_s - sent_s if status is Status.OK else None
+    return RequestResult(
+        index=0,
+        server_index=server,
+        arrival_s=sent_s,
+        sent_s=sent_s,
+        ended_s=ended_s,
+        sent_unix_s=sent_s,
+        ended_unix_s=ended_s,
+        status=status,
+        e2e_s=e2e_s,
+    )
+
+
+SLO = parse_slo("e2e:300ms")
+
+
+def test_requests_stand_for_the_intervals_of_a_sidecar() -> None:
+    results = [
+        request(100.0, 100.2),
+        request(100.5, 101.5),
+        request(100.9, 102.0),
+        request(101.0, 101.2, status=Status.TIMEOUT),
+        request(101.0, 101.1, status=Status.CANCELLED),
+        request(100.0, 100.1, server=1),
+    ]
+    assert list(request_observations(results, SLO)) == [
+        # In flight at 100, 101 and 102 s: 1, 3 and 0.
+        Observation("server-0", 2.0, NONE, 1, 0),
+        Observation("server-0", 1.5, NONE, 3, 3),
+        Observation("server-1", 0.5, NONE, 1, 0),
+    ]
+    assert list(request_observations([], SLO)) == []
+
+
+SPANS = st.lists(st.tuples(st.floats(0, 50), st.floats(0.001, 20)), min_size=1, max_size=40)
+
+
+@given(SPANS, st.floats(0.1, 5))
+def test_every_request_counts_once(spans: list[tuple[float, float]], interval_s: float) -> None:
+    results = [request(1e9 + sent_s, 1e9 + sent_s + length_s) for sent_s, length_s in spans]
+    seen = list(request_observations(results, SLO, interval_s=interval_s))
+    assert sum(one.requests for one in seen) == len(results)
+    assert sum(one.violations for one in seen) == sum((one.e2e_s or 0.0) > 0.3 for one in results)
+    assert all(0 <= one.load <= len(results) for one in seen)
+
+
+def test_requests_survive_the_file(tmp_path: Path) -> None:
+    results = [request(1.0, 2.0), replace(request(1.0, 1.5, status=Status.REFUSED), itl_s=(0.1, 0.2), detail="gone")]
+    write_requests(tmp_path / "run", results)
+    assert read_requests(tmp_path / "run" / REQUESTS) == results
+    with pytest.raises(InputError, match="cannot be read"):
+        read_requests(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(UnavailableError, match="out: cannot write"):
+        write_requests(tmp_path / "file", results)
