@@ -23,6 +23,8 @@ from sidecar.learned import write_learned
 from sidecar.observer import Observer
 from sidecar.schema import EngineState, LoadSample
 
+pytestmark = pytest.mark.usefixtures("root_logging")
+
 RATES = {Phase.NONE: 0.02, Phase.INNER: 0.1, Phase.SYNC: 0.5}
 
 

@@ -17,6 +17,8 @@ from sidecar.learned import LearnedState
 from sidecar.observer import Observer
 from sidecar.slo import parse_slo
 
+pytestmark = pytest.mark.usefixtures("root_logging")
+
 SLO = parse_slo("e2e:300ms")
 
 

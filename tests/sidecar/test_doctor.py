@@ -31,6 +31,8 @@ from sidecar.vllm_plugin.records import SlotFlag
 from sidecar.vllm_plugin.step_ring import StepRing
 from tests.sidecar.helpers import DEADLINE_S, Upstream, capture, edited, serving, without
 
+pytestmark = pytest.mark.usefixtures("root_logging")
+
 FAST = ("--watch-s", "0.5", "--timeout-s", "2")
 Doctor = Callable[..., dict[str, Any]]
 
@@ -53,6 +55,23 @@ def upstream() -> Iterator[Upstream]:
     upstream = Upstream(capture("busy"))
     with serving(upstream):
         yield upstream
+
+
+@contextmanager
+def turning_to(upstream: Upstream, page: str) -> Iterator[None]:
+    """The first scrape gets the page as it is, the third another."""
+    stop = threading.Event()
+
+    def turn() -> None:
+        while upstream.num_requests < 2 and not stop.wait(0.005):
+            pass
+        upstream.page = page
+
+    thread = threading.Thread(target=turn)
+    thread.start()
+    yield
+    stop.set()
+    thread.join()
 
 
 @contextmanager
@@ -121,19 +140,15 @@ def test_warnings_are_no_failure(doctor: Doctor, upstream: Upstream, tmp_path: P
 
 
 def test_movement_is_seen(doctor: Doctor, upstream: Upstream) -> None:
-    timer = threading.Timer(0.2, lambda: setattr(upstream, "page", capture("busy-1s-later")))
-    timer.start()
-    found = doctor(upstream.url, "--watch-s", "1")
-    timer.join()
+    with turning_to(upstream, capture("busy-1s-later")):
+        found = doctor(upstream.url, "--watch-s", "1")
     assert found["engine"]["status"] == "ok"
     assert found["engine"]["message"].startswith("works: ")
 
 
 def test_a_server_that_forgets_is_a_restart_or_several(doctor: Doctor, upstream: Upstream) -> None:
-    timer = threading.Timer(0.2, lambda: setattr(upstream, "page", capture("idle")))
-    timer.start()
-    found = doctor(upstream.url, "--watch-s", "1")
-    timer.join()
+    with turning_to(upstream, capture("idle")):
+        found = doctor(upstream.url, "--watch-s", "1")
     assert "load balancer" in found["engine"]["remedy"]
 
 
