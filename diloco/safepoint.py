@@ -14,7 +14,7 @@ Giving a step up costs the part of it that was done and changes nothing: paramet
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,8 @@ from sidecar.vllm_plugin.gate_reader import GateReader, GateState
 
 POLL_S = 0.001
 PACE = "pace"
+SPACING_S = 0.0008
+"""A hook and its safepoint take some 5 µs: at this distance, well under 1 % of a step."""
 LONGEST_REST_S = 1.0
 """Of pace: a pace close to 0 still looks up every second whether it changed."""
 
@@ -227,6 +229,19 @@ def hooked(layers: Iterable[nn.Module], safepoint: Callable[[], None]) -> Iterat
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The blocks of a model: the members of its longest list of modules; the model itself if it has none."""
-    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return max(lists, key=len, default=[]) or [model]
+    """The modules that own a weight matrix, in the model's order: nearly all of the work lies between them.
+
+    Whole blocks would be too coarse: a request that arrives while the trainer runs shares its core until the next
+    safepoint, and the longest way between two was a sixth of a step with blocks, a twentieth with matrices.
+    """
+    return [
+        module for module in model.modules() if any(each.ndim > 1 for each in module.parameters(recurse=False))
+    ] or [model]
+
+
+def spaced_out(layers: Sequence[nn.Module], step_s: float) -> list[nn.Module]:
+    """Those of ``layers`` that leave at least about `SPACING_S` between two safepoints of a step of ``step_s``."""
+    most = int(step_s / (2 * SPACING_S))
+    if most >= len(layers):
+        return list(layers)
+    return [layers[index * len(layers) // most] for index in range(most)]

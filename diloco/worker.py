@@ -17,7 +17,6 @@ import sys
 import time
 from collections import deque
 from concurrent.futures import Future, wait
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TextIO, TypeVar
 
@@ -42,7 +41,7 @@ from diloco.protocol import (
     SyncedEvent,
     WorkerConfig,
 )
-from diloco.safepoint import Patience, Safepoint, YieldInterrupted, hooked, layers_of, open_gate, pass_by
+from diloco.safepoint import Patience, Safepoint, YieldInterrupted, hooked, layers_of, open_gate, pass_by, spaced_out
 from diloco.scheduling import become_idle, pin_to
 from diloco.schema import Phase, Progress, SyncOutcome, TrainerPhase
 from diloco.transport import SynchronizerClient
@@ -61,6 +60,8 @@ REPORT_INTERVAL_S = 0.5
 REPORT_WAITING_S = 2.0
 """The same while the server has work: then each report costs it time."""
 RECENT_STEPS = 32
+STEPS_TO_SPACE_OUT = 5
+"""Steps that are timed to find how many safepoints they can bear; the shortest counts."""
 JOIN_ATTEMPT_S = 10.0
 PAUSED_WAIT_S = 0.5
 STOP_POLL_S = 0.2
@@ -95,6 +96,8 @@ class Worker:
         self._update_norm: float | None = None
         self._step_times_s: list[float] = []
         self._recent_s: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._running_s: deque[float] = deque(maxlen=RECENT_STEPS)
+        """The same without the time at the gate."""
         self._loss_at_sync: float | None = None
         self._last_sync_at_s: float | None = None
         self._report_due_s = 0.0
@@ -117,12 +120,26 @@ class Worker:
         if self._config.idle_priority:
             # Not before: under load a start that only gets what is left takes minutes.
             become_idle()
-        with hooked(layers_of(self._island.module), self._safepoint) if self._safepoint else nullcontext():
+        if self._safepoint is None:
             self._train()
+        else:
+            self._train_between(self._safepoint)
         self._report(Phase.STOPPED)
 
-    def _train(self) -> None:
-        while not self._inbox.stop.is_set():
+    def _train_between(self, safepoint: Safepoint) -> None:
+        """Train with safepoints at every layer; from the first few steps on, at as many as their time is worth."""
+        layers = layers_of(self._island.module)
+        with hooked(layers, safepoint):
+            self._train(until_steps=STEPS_TO_SPACE_OUT)
+        step_s = min(self._running_s, default=0.0)
+        chosen = spaced_out(layers, step_s)
+        logger.info("safepoints layers=%d of=%d step_ms=%.1f", len(chosen), len(layers), 1e3 * step_s)
+        with hooked(chosen, safepoint):
+            self._train()
+
+    def _train(self, *, until_steps: float = math.inf) -> None:
+        """Train until told to stop, or until so many steps have been taken."""
+        while not self._inbox.stop.is_set() and len(self._running_s) < until_steps:
             command = self._inbox.take_due(time.time())
             if command is not None:
                 self._phases.enter(TrainerPhase.SYNC)
@@ -163,6 +180,7 @@ class Worker:
     def _take_step(self) -> None:
         """One inner step, unless an order comes while it waits for the gate: then its batch is taken again."""
         started_s = time.perf_counter()
+        waited_s = self._waited_s()
         try:
             if self._safepoint is not None:
                 self._safepoint.start_step()
@@ -175,10 +193,14 @@ class Worker:
                 self._safepoint.end_step()
         self._recent_s.append(time.perf_counter() - started_s)
         self._step_times_s.append(self._recent_s[-1])
+        self._running_s.append(self._recent_s[-1] - (self._waited_s() - waited_s))
         num_tokens = self._batch[:, 1:].numel() if applied else 0
         self._batch = None
         self._tokens += num_tokens
         self._island.count_step(num_tokens)
+
+    def _waited_s(self) -> float:
+        return self._safepoint.yielded.total_s if self._safepoint is not None else 0.0
 
     def _synchronize(self, command: SyncCommand) -> None:
         started_s = time.time()

@@ -59,7 +59,7 @@ class ReplaySettings(Settings):
     draws: int = Field(default=1, ge=1)
     """Draws of random_deferral per seed (5 or more before you claim a difference)."""
     slo: Annotated[str, BeforeValidator(_check_slo)] = "e2e:300ms"
-    """Objective per request: e2e, ttft or itl, and a threshold in ms or s."""
+    """What a request must meet: ttft, itl, tpot, e2e, each with a threshold in ms or s, such as ttft:200ms,e2e:2s."""
     out: Path = Path("out/replay")
     """Directory for summary.json, report.md, timeline.png and the logs of every run."""
 

@@ -357,7 +357,7 @@ def _timeline(
 ) -> RunTimeline:
     points = []
     for result in results:
-        judged_s = latency(result, watch.slo.metric)
+        judged_s = latency(result, watch.slo.main.metric)
         latency_ms = None if judged_s is None else judged_s * 1e3
         points.append(RequestPoint(result.arrival_s, latency_ms, violates(result, watch.slo)))
     return RunTimeline(

@@ -97,7 +97,7 @@ def _legend(summary: Summary) -> str:
     return (
         "Where a policy ran several times, figures are means over its runs (of the runs' percentiles too), with the "
         "lowest and highest in brackets; requests and failures are sums. "
-        f"Violations are requests over {summary.slo.threshold_ms:g} ms and failed ones. Latencies count from the "
+        f"Violations are requests that missed {_any_of(summary)}, and failed ones. Latencies count from the "
         "moment at which a request was sent; *late* is how long after its planned time that was (p99, worst run). "
         "*ITL*: gaps between the arrivals of tokens at the client, 0 where several came in one read. *Sync excess*: "
         f"{SYNC_EXCESS}. *In sync*: seconds in outer syncs, added over the islands. *Inner steps*, *tokens trained*: "
@@ -199,7 +199,11 @@ def _problems(summary: Summary) -> str:
 
 
 def _slo(summary: Summary) -> str:
-    return f"{summary.slo.metric} at most {summary.slo.threshold_ms:g} ms"
+    return ", ".join(f"{metric} at most {limit_ms:g} ms" for metric, limit_ms in summary.slo.thresholds_ms.items())
+
+
+def _any_of(summary: Summary) -> str:
+    return "any of the objectives" if len(summary.slo.thresholds_ms) > 1 else "the objective"
 
 
 def _markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -263,7 +263,12 @@ def summarize(settings: ReplaySettings, trace: Trace, scaling: LengthScaling, ou
     shape = burstiness(trace)
     return Summary(
         trace=trace.name,
-        slo=SloSpec(metric=slo.metric.value, threshold_ms=slo.threshold_s * 1e3),
+        slo=SloSpec(
+            metric=slo.main.metric.value,
+            threshold_ms=slo.main.threshold_s * 1e3,
+            objectives_ms={one.metric.value: one.threshold_s * 1e3 for one in slo.objectives},
+            target_frac=slo.target_frac,
+        ),
         budget=Budget(outer_syncs=settings.outer_syncs, min_gap_s=settings.min_gap_s),
         runs=runs,
         comparisons=compare_all(runs),

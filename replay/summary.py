@@ -22,8 +22,19 @@ class Percentiles(_Part):
 
 
 class SloSpec(_Part):
-    metric: Literal["ttft", "itl", "e2e"]
+    """What a request must meet, all of it."""
+
+    metric: Literal["ttft", "itl", "tpot", "e2e"]
+    """The objective that the picture shows: e2e, or else the first."""
     threshold_ms: float = Field(gt=0)
+    objectives_ms: dict[str, float] = Field(default_factory=dict)
+    """Metric → threshold, of all objectives; empty in files of earlier versions, which had one."""
+    target_frac: float | None = None
+    """Share of requests that must meet all of them."""
+
+    @property
+    def thresholds_ms(self) -> dict[str, float]:
+        return self.objectives_ms or {self.metric: self.threshold_ms}
 
 
 class Budget(_Part):
@@ -97,7 +108,7 @@ class Run(_Part):
     mode: Literal["live", "sim"]
     requests: int
     violations: int
-    """Requests over the threshold, and requests that failed."""
+    """Requests that missed an objective, and requests that failed."""
     violation_rate: float
     sync_excess_rate: float | None
     """Share of all requests that violated the objective because of syncs; None without requests outside syncs."""

@@ -28,7 +28,7 @@ from sidecar.gate import GATE_PERIOD_S, GateKeeper
 from sidecar.learned import read_learned, write_learned
 from sidecar.metrics import SidecarMetrics
 from sidecar.observer import Observer
-from sidecar.pace import decide_pace
+from sidecar.pace import Pacer
 from sidecar.push import Pusher
 from sidecar.schema import (
     Calibration,
@@ -69,6 +69,7 @@ class Sidecar:
         if settings.calibration is not None:
             recorded = read_calibration(settings.calibration, self.observer.slo)
             self.observer.calibrator.absorb(recorded.calibration, at_most=RECORDED_REQUESTS)
+        self.pacer = Pacer()
         self.gate: GateKeeper | None = None
         self.rings: RingSource | None = None
         self.trainers: TrainerWatch | None = None
@@ -82,8 +83,7 @@ class Sidecar:
         self._pusher: Pusher | None = None
 
     def pace(self) -> Pace:
-        sample = self.observer.sample
-        return decide_pace(self.mode, sample.pressure_frac if sample else None)
+        return self.pacer.pace(self.mode)
 
     def gate_status(self) -> GateStatus | None:
         if self.gate is None:
@@ -154,7 +154,7 @@ class Sidecar:
         return Scraper(client, parser=PageParser(self.settings.metric_prefix), timeout_s=timeout_s)
 
     def _open_gate(self, directory: Path, clients: AsyncExitStack, tasks: Background) -> None:
-        self.rings = RingSource(directory, edges_s=(self.observer.slo.threshold_s,))
+        self.rings = RingSource(directory, self.observer.slo)
         clients.callback(self.rings.close)
         self.trainers = TrainerWatch(directory, now_ns=time.monotonic_ns())
         gate = self.gate = GateKeeper(directory, scrape_interval_s=self.settings.scrape_interval_s)
@@ -187,6 +187,8 @@ class Sidecar:
                     exact = self.rings.read(t_s=time.time(), monotonic_s=time.monotonic())
                     result = overlay(result, exact)
                 sample = self.observer.observe(result, phase=self._trainer_phase(result))
+                is_exact = self.gate is not None and self.gate.is_exact
+                self.pacer.advance(sample.pressure_frac, is_exact=is_exact, now_s=result.monotonic_s)
                 if self._pusher is not None:
                     self._pusher.offer(sample)
             except Exception:
@@ -264,7 +266,7 @@ def _add_reading_routes(app: FastAPI, sidecar: Sidecar) -> None:
     ) -> Calibration:
         return observer.calibration(sync_duration_s=sync_duration_s)
 
-    @app.get("/v1/slo", tags=["server"], summary="SLO attainment over sliding windows")
+    @app.get("/v1/slo", tags=["server"], summary="Goodput, attainment and error budget, by sliding window")
     async def slo() -> SloReport:
         return observer.slo_report(now_s=time.monotonic())
 

@@ -32,7 +32,8 @@ class SidecarSettings(ServiceSettings):
     controller: str | None = None
     """Base URL of the controller that gets the samples; none are pushed when left out."""
     slo: str = "e2e:1s"
-    """Objective as metric:threshold, such as e2e:200ms, ttft:0.5s or itl:50ms."""
+    """Objectives that a request must meet together, and the share of requests that must (99 % if left out), such as
+    e2e:200ms or ttft:200ms,itl:50ms,e2e:2s@99.9%. Metrics: ttft, itl, tpot, e2e."""
     busy_requests: int = Field(default=8, ge=1, le=1_000_000)
     """Requests in the engine (running and waiting) at which the server counts as full."""
     scrape_interval_s: float = Field(default=1.0, ge=0.1, le=60)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from sidecar.doctor_evidence import GateEvidence
+from sidecar.slo import parse_slo
 from sidecar.source.ring import RingSource
 from sidecar.trainers import TrainerWatch
 from sidecar.vllm_plugin.gate_reader import ALIVE_NS
@@ -21,6 +22,8 @@ from sidecar.vllm_plugin.records import (
     gate_header,
 )
 
+ANY_SLO = parse_slo("e2e:1s")
+"""Nothing is judged here; a ring's reader wants one."""
 FOREIGN = "the file gate in it is no gate of this version"
 
 
@@ -87,7 +90,7 @@ def _read_slots(path: Path) -> tuple[list[Slot], str]:
 
 def _plugin(directory: Path, *, now_ns: int, t_s: float) -> tuple[int, int | None]:
     """Engines whose steps a living plugin writes, and how many requests each runs at once."""
-    source = RingSource(directory, edges_s=())
+    source = RingSource(directory, ANY_SLO)
     try:
         exact = source.read(t_s=t_s, monotonic_s=now_ns / 1e9)
         return (exact.num_engines if exact is not None else 0), source.max_num_seqs

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from sidecar.doctor_checks import Check, Finding, Status, count, printable
 from sidecar.doctor_evidence import ServerEvidence
-from sidecar.slo import Slo, nearest_edges
+from sidecar.slo import Slo
+from sidecar.slo.judge import nearest_edges
 from sidecar.source.parse import ALIASES, HISTOGRAM_ALIASES, NEEDED_SIGNALS
 from sidecar.source.snapshot import EngineSnapshot, Histogram, ScrapeOutcome, ScrapeResult
 
@@ -108,7 +109,7 @@ def _signals(page: EngineSnapshot, slo: Slo) -> Finding:
     said += "".join(f"; {name} as {series}" for name, series in renamed.items())
     if not missing:
         return Finding(Check.SIGNALS, Status.OK, said, details=details)
-    blind = ", ".join(dict.fromkeys(BLIND[name] for name in missing))
+    blind = ", ".join(dict.fromkeys(BLIND.get(name, name) for name in missing))
     is_fatal = bool({"running", "waiting", *(metric for metric, _ in thresholds(slo))} & set(missing))
     return Finding(
         Check.SIGNALS,
@@ -121,7 +122,7 @@ def _signals(page: EngineSnapshot, slo: Slo) -> Finding:
 
 def thresholds(slo: Slo) -> list[tuple[str, float]]:
     """The latencies that are judged, each with its threshold in seconds."""
-    return [(slo.metric.value, slo.threshold_s)]
+    return [(objective.metric.value, objective.threshold_s) for objective in slo.objectives]
 
 
 def _edges(page: EngineSnapshot, metric: str, threshold_s: float, *, has_plugin: bool) -> Finding:

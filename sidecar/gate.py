@@ -31,17 +31,16 @@ class Order:
     waiting: int = 0
 
 
-def order_of(pace: Pace, sample: LoadSample | None, *, is_fresh: bool, source: str | None) -> Order:
+def order_of(pace: Pace, sample: LoadSample | None, *, is_fresh: bool) -> Order:
     """What to write (pure).
 
-    Where the gate is exact it closes for every request by itself, and the pace would only slow training down; there it
-    is 1 but for an operator's pause. Load that is unknown is left out: its reader then takes the gate for unknown.
+    Load that is unknown is left out, and so is the pace that follows from it: whether somebody else knows the load is
+    the reader's to judge, who takes the gate for unknown if nobody does.
     """
     flags = SlotFlag.SIDECAR
     if pace.mode is PaceMode.RUN:
         flags |= SlotFlag.RUN_ORDERED
-    is_operators = pace.mode is not PaceMode.AUTO
-    if not is_operators and (source in EXACT_SOURCES or pace.reason == PaceReason.LOAD_UNKNOWN):
+    if pace.reason == PaceReason.LOAD_UNKNOWN:
         pace = pace.model_copy(update={"pace": 1.0})
     if sample is None or not is_fresh or sample.state is not EngineState.READY:
         return Order(flags=flags, pace=pace.pace)
@@ -63,6 +62,11 @@ class GateKeeper:
         self.state = GateState(True, self._reader.read(0.0).reason)
 
     @property
+    def is_exact(self) -> bool:
+        """Whether somebody in the server's process says when requests come and go."""
+        return self.state.source in EXACT_SOURCES
+
+    @property
     def complaint(self) -> str:
         """Why the slot cannot be written; empty when it can."""
         return self._writer.complaint
@@ -70,7 +74,7 @@ class GateKeeper:
     def tick(self, pace: Pace, sample: LoadSample | None, *, age_s: float, now_s: float) -> GateState:
         """Write what holds now, prove life, and say what the gate is."""
         self.state = self._reader.read(now_s)
-        order = order_of(pace, sample, is_fresh=age_s <= self._fresh_s, source=self.state.source)
+        order = order_of(pace, sample, is_fresh=age_s <= self._fresh_s)
         self._writer.beat()
         self._writer.update(flags=order.flags, pace=order.pace, running=order.running, waiting=order.waiting)
         return self.state

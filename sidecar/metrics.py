@@ -11,10 +11,32 @@ from prometheus_client.registry import Collector
 from sidecar.calibrator import Calibrator, Phase
 from sidecar.observer import Observer
 from sidecar.push import DropReason, PushOutcome
-from sidecar.schema import EngineState, ForecastPoint, GateStatus, LoadSample, Pace, TrainerStatus
+from sidecar.schema import (
+    EngineState,
+    ForecastPoint,
+    GateStatus,
+    LoadSample,
+    ObjectiveWindow,
+    Pace,
+    SloReport,
+    SloWindow,
+    TrainerStatus,
+)
 from sidecar.source.snapshot import ScrapeOutcome, ScrapeResult
 
 PREFIX = "wadiloco_sidecar"
+SLO_GAUGES = (
+    ("attainment_ratio", "Goodput: share of requests that met all", "attainment_frac", "attainment_frac_lower"),
+    ("goodput_requests_per_second", "Requests that met all objectives", "goodput_per_s", "goodput_per_s_lower"),
+    ("burn_rate", "Violation rate over what the target allows", "burn_rate_upper", "burn_rate"),
+    (
+        "error_budget_left_ratio",
+        "Allowed violations that are left; negative when overspent",
+        "error_budget_left_frac",
+        "error_budget_left_frac_lower",
+    ),
+)
+"""Name, text, and the fields of a window that hold its upper and lower bound."""
 SCRAPE_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
@@ -89,8 +111,12 @@ class ObserverCollector(Collector):
         yield _gauge("pace_ratio", "How much the trainer may run", self._pace().pace)
         yield _gauge("push_queue_samples", "Samples that wait for the controller", self._num_queued())
         yield _counter("engine_restarts", "Restarts of the engine that were seen", observer.num_restarts)
-        yield _counter("slo_requests", "Observations judged against the SLO", observer.slo_requests_total)
-        yield _counter("slo_violations", "Observations that certainly violated the SLO", observer.slo_violations_total)
+        yield _counter("slo_requests", "Requests judged against the SLO", observer.slo_requests_total)
+        yield _counter("slo_violations", "Requests that certainly missed an objective", observer.slo_violations_total)
+        yield _counter(
+            "slo_violations_upper", "Requests that may have missed an objective", observer.slo_violations_upper_total
+        )
+        yield from _slo_gauges(observer.slo_report(now_s=observer.sample_monotonic_s))
 
 
 class GateCollector(Collector):
@@ -170,6 +196,40 @@ def _forecast_gauges(points: tuple[ForecastPoint, ...]) -> Iterator[Metric]:
     yield in_engine
     yield bursts
     yield burst_level
+
+
+def _slo_gauges(report: SloReport) -> Iterator[Metric]:
+    """Bounds of each window: equal where judging is exact."""
+    yield _gauge("slo_target_ratio", "Share of requests that must meet all objectives", report.target_frac)
+    yield _gauge("slo_fast_burn", "1 while five minutes and an hour both burn 14.4 times the budget", report.fast_burn)
+    thresholds = GaugeMetricFamily(f"{PREFIX}_slo_objective_seconds", "Threshold of an objective", labels=["metric"])
+    for objective in report.objectives:
+        thresholds.add_metric([objective.metric], objective.threshold_s)
+    yield thresholds
+    for name, text, upper, lower in SLO_GAUGES:
+        family = GaugeMetricFamily(f"{PREFIX}_slo_{name}", text, labels=["window", "bound"])
+        for window in report.windows:
+            _add_bounds(family, [f"{window.window_s:g}s"], window, upper=upper, lower=lower)
+        yield family
+    alone = GaugeMetricFamily(
+        f"{PREFIX}_slo_objective_attainment_ratio",
+        "Share that met one objective: of requests, of tokens for itl",
+        labels=["metric", "window", "bound"],
+    )
+    for window in report.windows:
+        for single in window.objectives:
+            labels = [single.metric, f"{window.window_s:g}s"]
+            _add_bounds(alone, labels, single, upper="attainment_frac", lower="attainment_frac_lower")
+    yield alone
+
+
+def _add_bounds(
+    family: GaugeMetricFamily, labels: list[str], owner: SloWindow | ObjectiveWindow, *, upper: str, lower: str
+) -> None:
+    for bound, field in (("upper", upper), ("lower", lower)):
+        value = getattr(owner, field)
+        if value is not None:
+            family.add_metric([*labels, bound], value)
 
 
 def _calibration_counts(calibrator: Calibrator) -> Metric:

@@ -6,7 +6,6 @@ Reads no clock and does no IO: time comes with the scrape result, so that record
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
 from collections.abc import Iterable
 
@@ -24,7 +23,9 @@ from sidecar.schema import (
     SloReport,
     SyncCostPoint,
 )
-from sidecar.slo import Slo, SloAccounts, Verdict, judge
+from sidecar.slo import Slo
+from sidecar.slo.accounts import SloAccounts
+from sidecar.slo.judge import Bounds, IntervalVerdict, judge_interval
 from sidecar.source.parse import NEEDED_SIGNALS
 from sidecar.source.snapshot import EngineSnapshot, ScrapeOutcome, ScrapeResult
 from sidecar.source.state import EngineStatus, advance, initial_status
@@ -53,8 +54,10 @@ class Observer:
         self.num_restarts = 0
         self.slo_requests_total = 0.0
         self.slo_violations_total = 0.0
+        self.slo_violations_upper_total = 0.0
         self._samples: deque[tuple[float, LoadSample]] = deque()
-        self._accounts = SloAccounts()
+        self._accounts = SloAccounts(self.slo)
+        self._edges_told: set[tuple[str, tuple[float, float]]] = set()
         self._arrivals = SmoothingForecaster(tick_s=settings.scrape_interval_s)
         self._in_engine = SmoothingForecaster(tick_s=settings.scrape_interval_s)
         self.calibrator = Calibrator()
@@ -108,8 +111,7 @@ class Observer:
     def calibration(self, *, sync_duration_s: float) -> Calibration:
         """P(violation) per phase and load, and what a sync would cost from now on."""
         return Calibration(
-            metric=self.slo.metric,
-            threshold_s=self.slo.threshold_s,
+            slo=str(self.slo),
             sync_duration_s=sync_duration_s,
             phases={phase: self._calibration_bins(phase) for phase in Phase},
             sync_costs=tuple(
@@ -158,14 +160,7 @@ class Observer:
 
     def slo_report(self, *, now_s: float) -> SloReport:
         """Attainment over the sliding windows that end at ``now_s`` (monotonic)."""
-        edges_s = self._accounts.edges_s
-        return SloReport(
-            metric=self.slo.metric,
-            threshold_s=self.slo.threshold_s,
-            edges_s=edges_s and (edges_s[0], edges_s[1] if math.isfinite(edges_s[1]) else None),
-            exact=edges_s is not None and edges_s[0] == edges_s[1],
-            windows=self._accounts.windows(now_s=now_s),
-        )
+        return self._accounts.report(now_s=now_s)
 
     def _calibration_bins(self, phase: Phase) -> tuple[CalibrationBin, ...]:
         edges = (0.0, *LOAD_EDGES, None)
@@ -200,23 +195,33 @@ class Observer:
             logger.info("engine restarted num_restarts=%d: interval dropped", self.num_restarts)
         return difference(before, page)
 
-    def _judge(self, interval: Interval | None, *, now_s: float) -> Verdict | None:
-        observed = getattr(interval, self.slo.metric, None)
-        if observed is None:
+    def _judge(self, interval: Interval | None, *, now_s: float) -> Bounds | None:
+        if interval is None:
             return None
-        verdict = judge(observed, self.slo.threshold_s)
-        if not verdict.exact and verdict.edges_s != self._accounts.edges_s:
-            logger.warning(
-                "slo=%s is between histogram edges %g s and %g s: violations are bounds, exact only on an edge",
-                self.slo,
-                *verdict.edges_s,
-            )
+        verdict = judge_interval(self.slo, interval)
+        self._warn_inexact(verdict)
         self._accounts.add(verdict, now_s=now_s)
-        self.slo_requests_total += verdict.requests
-        self.slo_violations_total += verdict.violations
-        return verdict
+        bounds = verdict.bounds
+        if bounds is not None:
+            self.slo_requests_total += bounds.requests
+            self.slo_violations_total += bounds.violations
+            self.slo_violations_upper_total += bounds.violations_upper
+        return bounds
 
-    def _calibrate(self, last_page: EngineSnapshot, page: EngineSnapshot, verdict: Verdict, *, phase: Phase) -> None:
+    def _warn_inexact(self, verdict: IntervalVerdict) -> None:
+        """Once per objective and edges: they change with the server's version or the source, not with the scrape."""
+        for objective, single in zip(self.slo.objectives, verdict.objectives, strict=True):
+            if single is None or single.exact or (objective.metric, single.edges_s) in self._edges_told:
+                continue
+            self._edges_told.add((objective.metric, single.edges_s))
+            logger.warning(
+                "slo=%s is between histogram edges %g s and %g s: violations are bounds, exact only on an edge or with "
+                "the plugin",
+                objective,
+                *single.edges_s,
+            )
+
+    def _calibrate(self, last_page: EngineSnapshot, page: EngineSnapshot, verdict: Bounds, *, phase: Phase) -> None:
         if last_page.in_engine is not None and page.in_engine is not None:
             self.calibrator.observe(
                 load=(last_page.in_engine + page.in_engine) / 2,
@@ -239,7 +244,7 @@ class Observer:
             )
 
     def _make_sample(
-        self, result: ScrapeResult, interval: Interval | None, verdict: Verdict | None, *, phase: Phase | None
+        self, result: ScrapeResult, interval: Interval | None, verdict: Bounds | None, *, phase: Phase | None
     ) -> LoadSample:
         page = result.snapshot
         forecast = self.predict()
@@ -263,6 +268,7 @@ class Observer:
             e2e_mean_s=interval and interval.e2e and interval.e2e.mean,
             slo_requests=verdict and verdict.requests,
             slo_violations=verdict and verdict.violations,
+            slo_violations_upper=verdict and verdict.violations_upper,
             pressure_frac=pressure(
                 self.status.state, page, forecast=forecast, busy_requests=self._settings.busy_requests
             ),

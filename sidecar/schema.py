@@ -83,9 +83,13 @@ class LoadSample(Wire):
     itl_mean_s: NonNegative | None = None
     e2e_mean_s: NonNegative | None = None
     slo_requests: NonNegative | None = None
-    """Requests (tokens, for an objective on ``itl``) that were judged against the SLO in the interval."""
+    """Requests that were judged against the SLO in the interval: when they finished, or at their first token where TTFT
+    is its only objective."""
     slo_violations: NonNegative | None = None
-    """Of those, how many certainly violated it (lower bound where the threshold is not on a bucket edge)."""
+    """Of those, how many certainly missed at least one of its objectives (a lower bound; exact with the plugin, and for
+    a single objective whose threshold is on a bucket edge)."""
+    slo_violations_upper: NonNegative | None = None
+    """How many may have missed one; equal to ``slo_violations`` where that is exact."""
     pressure_frac: Fraction | None = None
     """How loaded the server is now and within the next seconds: 0 idle, 1 full. None is unknown and counts as full."""
     trainer_phase: PhaseName | None = None
@@ -180,8 +184,8 @@ class SyncCostPoint(Wire):
 class Calibration(Wire):
     """``GET /v1/calibration``."""
 
-    metric: str = Field(examples=["e2e"])
-    threshold_s: float = Field(examples=[1.0])
+    slo: str = Field(examples=["e2e:1000ms@99%"])
+    """A violation is a request that misses any of its objectives."""
     sync_duration_s: float = Field(examples=[5.0])
     phases: dict[str, tuple[CalibrationBin, ...]]
     """``none``, ``inner`` and ``sync``: what the trainer did meanwhile."""
@@ -189,30 +193,77 @@ class Calibration(Wire):
     """From now to a minute ahead; empty while there is no forecast."""
 
 
-class SloWindow(Wire):
-    """Attainment over one sliding window."""
+class SloObjective(Wire):
+    """One objective, and how well it can be judged."""
 
-    window_s: float
-    requests: int
-    violations: int
-    """Requests that certainly violated the objective."""
-    violations_upper: int
-    """Requests that may have violated it; equal to ``violations`` when the threshold is on a bucket edge."""
-    attainment_frac: Fraction | None
-    """Share of the requests that did not certainly violate the objective; None without requests."""
+    metric: str = Field(examples=["ttft"])
+    """``ttft``, ``itl``, ``tpot`` or ``e2e``."""
+    threshold_s: float = Field(examples=[0.25])
+    counts: str = Field(examples=["requests"])
+    """What its own account counts: ``requests``, or ``tokens`` for ``itl``."""
+    edges_s: tuple[float, float | None] | None = Field(examples=[(0.25, 0.25)])
+    """The histogram edges next to the threshold, below and above (equal when it is on an edge; above None when the
+    threshold is past the last edge); None before data."""
+    exact: bool = Field(examples=[True])
+
+
+class ObjectiveWindow(Wire):
+    """One objective by itself over one sliding window; None where nothing was observed."""
+
+    metric: str = Field(examples=["ttft"])
+    observed: int | None = Field(default=None, examples=[180])
+    """Requests that got their first token (``ttft``) or finished (``tpot``, ``e2e``), or tokens (``itl``)."""
+    violations: int | None = Field(default=None, examples=[2])
+    violations_upper: int | None = Field(default=None, examples=[2])
+    attainment_frac: Fraction | None = Field(default=None, examples=[0.989])
+    attainment_frac_lower: Fraction | None = Field(default=None, examples=[0.989])
+
+
+class SloWindow(Wire):
+    """All objectives together over one sliding window. A violation is a request that missed at least one of them.
+
+    Counts are None when nothing was judged within the window, rates when no request was. The plain name is what the
+    certain violations make of it; its other bound is what the possible ones do, equal where judging is exact.
+    """
+
+    window_s: float = Field(examples=[300.0])
+    covered_s: NonNegative = Field(examples=[300.0])
+    """Seconds of the window in which requests could be judged."""
+    requests: int | None = Field(default=None, examples=[178])
+    violations: int | None = Field(default=None, examples=[3])
+    """Requests that certainly violated the SLO."""
+    violations_upper: int | None = Field(default=None, examples=[5])
+    """Requests that may have violated it."""
+    attainment_frac: Fraction | None = Field(default=None, examples=[0.983])
+    """Goodput as a share: requests that did not certainly violate."""
+    attainment_frac_lower: Fraction | None = Field(default=None, examples=[0.972])
+    """Requests that certainly met all objectives."""
+    goodput_per_s: NonNegative | None = Field(default=None, examples=[0.583])
+    """The same as a rate, over the seconds covered."""
+    goodput_per_s_lower: NonNegative | None = Field(default=None, examples=[0.577])
+    burn_rate: NonNegative | None = Field(default=None, examples=[1.69])
+    """Violation rate over the rate that the target allows: above 1 the error budget shrinks."""
+    burn_rate_upper: NonNegative | None = Field(default=None, examples=[2.81])
+    error_budget_left_frac: float | None = Field(default=None, examples=[-0.69])
+    """What is left of the violations that the target allows among the window's requests; negative when overspent."""
+    error_budget_left_frac_lower: float | None = Field(default=None, examples=[-1.81])
+    objectives: tuple[ObjectiveWindow, ...] = ()
 
 
 class SloReport(Wire):
     """``GET /v1/slo``."""
 
-    metric: str
-    """``ttft``, ``itl`` or ``e2e``."""
-    threshold_s: float
-    edges_s: tuple[float, float | None] | None
-    """The histogram edges next to the threshold, below and above (equal when it is on an edge; above None when the
-    threshold is past the last edge); None before data."""
-    exact: bool
+    slo: str = Field(examples=["ttft:250ms,e2e:2000ms@99%"])
+    target_frac: Fraction = Field(examples=[0.99])
+    """Share of requests that must meet all objectives."""
+    exact: bool = Field(examples=[False])
+    """Whether requests are judged exactly, as of the last interval: one by one through the plugin, or by a single
+    objective on a bucket edge."""
+    objectives: tuple[SloObjective, ...]
     windows: tuple[SloWindow, ...]
+    """A minute, five minutes, an hour."""
+    fast_burn: bool | None = Field(default=None, examples=[False])
+    """Whether the certain burn rates of both five minutes and an hour are 14.4 or more, Google's SRE page alert."""
 
 
 class PaceMode(StrEnum):
@@ -232,4 +283,7 @@ class Pace(Wire):
 
     mode: PaceMode = Field(examples=[PaceMode.AUTO])
     pace: Fraction = Field(examples=[0.75])
-    reason: str = Field(examples=["pressure"])
+    target: Fraction | None = Field(default=None, examples=[0.9])
+    """What the forecast load leaves room for: the pace falls to it at once and grows towards it slowly; None while the
+    load is unknown."""
+    reason: str = Field(examples=["recovering"])

@@ -36,6 +36,7 @@ is being deprecated both are exported, and adding them would count twice."""
 HISTOGRAM_ALIASES: dict[str, tuple[str, ...]] = {
     "ttft": ("time_to_first_token_seconds",),
     "itl": ("inter_token_latency_seconds", "time_per_output_token_seconds"),
+    "tpot": ("request_time_per_output_token_seconds",),
     "e2e": ("e2e_request_latency_seconds",),
 }
 NEEDED_SIGNALS = ("running", "waiting", "kv_usage", "steps", "finished", "generation_tokens", "ttft", "itl", "e2e")
@@ -138,6 +139,7 @@ class PageParser:
             rejections=_sum(_values(page.pick("rejections"))),
             ttft=_histogram(page, "ttft"),
             itl=_histogram(page, "itl"),
+            tpot=_histogram(page, "tpot"),
             e2e=_histogram(page, "e2e"),
             signals=self._signals(page),
         )

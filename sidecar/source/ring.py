@@ -9,18 +9,25 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
+import logging
 import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sidecar.source.snapshot import EngineSnapshot, Histogram, ScrapeOutcome, ScrapeResult
+from sidecar.slo import Slo, SloMetric
+from sidecar.slo.judge import judge_request
+from sidecar.source.snapshot import EngineSnapshot, Histogram, Judged, ScrapeOutcome, ScrapeResult
 from sidecar.vllm_plugin.gate_reader import AHEAD_NS, ALIVE_NS
 from sidecar.vllm_plugin.records import (
     RECORD_BYTES,
     RING_CAPACITY,
     RING_HEADER_BYTES,
+    RING_MAGIC,
+    RING_MAGIC_FAMILY,
+    FinishedRequest,
     RingHeader,
     StepRecord,
     decode_pulse,
@@ -30,10 +37,13 @@ from sidecar.vllm_plugin.records import (
 )
 from sidecar.vllm_plugin.step_ring import RING_GLOB
 
+logger = logging.getLogger(__name__)
+
 MAX_RINGS = 64
+METRICS = (SloMetric.TTFT, SloMetric.ITL, SloMetric.TPOT, SloMetric.E2E)
 SIGNAL = "plugin:steps"
 SIGNALS = ("running", "waiting", "kv_usage", "steps", "finished", "prompt_tokens", "generation_tokens", "preemptions",
-           "ttft", "itl", "e2e")  # fmt: skip
+           "ttft", "itl", "tpot", "e2e")  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -70,10 +80,11 @@ class Tally:
 class Ring:
     """One ring, followed from the moment it was opened."""
 
-    def __init__(self, path: Path, edges_s: tuple[float, ...]) -> None:
+    def __init__(self, path: Path, slo: Slo) -> None:
         """Raises:
         OSError: it cannot be read.
         """
+        self._slo = slo
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         opened = os.fstat(self._fd)
         self.inode = (opened.st_dev, opened.st_ino)
@@ -81,12 +92,15 @@ class Ring:
         self.last: StepRecord | None = None
         self.lost_records = 0
         self.heartbeat_ns = 0
-        self.ttft, self.itl, self.e2e = Tally(edges_s), Tally(edges_s), Tally(edges_s)
+        self.other_version = False
+        self.ttft, self.itl, self.tpot, self.e2e = (Tally(edges_of(slo, metric)) for metric in METRICS)
+        self.judged = Judged(0.0, 0.0, 0.0)
         self._next = 0
 
     def poll(self) -> None:
         """Take in every record that came since."""
         head = self._pread(RING_HEADER_BYTES, 0)
+        self.other_version = head.startswith(RING_MAGIC_FAMILY) and not head.startswith(RING_MAGIC)
         header, pulse = decode_ring_header(head), decode_pulse(head)
         if header is None or pulse is None or (self.header is not None and header != self.header):
             self.heartbeat_ns = 0  # not, or no longer, what it was
@@ -122,9 +136,17 @@ class Ring:
     def _take(self, record: StepRecord) -> None:
         self.ttft.add(record.ttft_s)
         self.itl.add(record.itl_s)
-        self.e2e.add(record.e2e_s)
+        for latencies_s in record.finished:
+            self._judge(latencies_s)
         self.last = record
         self._next = record.sequence + 1
+
+    def _judge(self, latencies_s: FinishedRequest) -> None:
+        self.tpot.add((latencies_s.tpot_s,))
+        self.e2e.add((latencies_s.e2e_s,))
+        violated, may_have = judge_request(self._slo, latencies_s)
+        requests, violations, upper = self.judged
+        self.judged = Judged(requests + 1, violations + violated, upper + may_have)
 
     def _skip_to(self, oldest: int) -> None:
         oldest = max(oldest, self._next + 1)
@@ -144,10 +166,11 @@ class Ring:
 class RingSource:
     """All rings of one server: a ring per engine and API server."""
 
-    def __init__(self, directory: Path, *, edges_s: tuple[float, ...]) -> None:
+    def __init__(self, directory: Path, slo: Slo) -> None:
         self._directory = directory
-        self._edges_s = tuple(sorted(edges_s))
+        self._slo = slo
         self._rings: dict[Path, Ring] = {}
+        self._warned = False
         self.max_num_seqs: int | None = None
         """Requests that one engine runs at once, as its configuration says; the metrics do not export it."""
 
@@ -159,12 +182,13 @@ class RingSource:
         """What the engines did so far; None while no plugin lives."""
         self._follow()
         now_ns = int(monotonic_s * 1e9)
-        living = []
+        living: list[Ring] = []
         for ring in self._rings.values():
             ring.poll()
             if ring.is_alive(now_ns):
                 living.append(ring)
         if not living:
+            self._warn_of_other_version()
             return None
         seqs = [ring.header.max_num_seqs for ring in living if ring.header is not None and ring.header.max_num_seqs]
         self.max_num_seqs = max(seqs, default=None)
@@ -175,6 +199,16 @@ class RingSource:
             ring.close()
         self._rings.clear()
 
+    def _warn_of_other_version(self) -> None:
+        found = any(ring.other_version for ring in self._rings.values())
+        if found and not self._warned:
+            logger.warning(
+                "the plugin in the server is of another version, its steps cannot be read folder=%s: install the "
+                "wadiloco-vllm-plugin that belongs to this sidecar, and start the server anew",
+                self._directory,
+            )
+        self._warned = found
+
     def _follow(self) -> None:
         """Open rings that are new or were replaced, close those that are gone."""
         found = sorted(self._directory.glob(RING_GLOB))[:MAX_RINGS]
@@ -183,16 +217,13 @@ class RingSource:
         for path in found:
             if path not in self._rings:
                 with contextlib.suppress(OSError):
-                    self._rings[path] = Ring(path, self._edges_s)
+                    self._rings[path] = Ring(path, self._slo)
 
 
 def summarize(rings: list[Ring], *, t_s: float, monotonic_s: float) -> EngineSnapshot:
     """One snapshot of all engines: totals add up, of an engine's gauges the newest step counts."""
     newest: dict[int, StepRecord] = {}
     records = []
-    tallies = rings[0].ttft, rings[0].itl, rings[0].e2e
-    for ring in rings[1:]:
-        tallies = tallies[0].merged(ring.ttft), tallies[1].merged(ring.itl), tallies[2].merged(ring.e2e)
     for ring in rings:
         if ring.last is None or ring.header is None:
             continue
@@ -215,12 +246,24 @@ def summarize(rings: list[Ring], *, t_s: float, monotonic_s: float) -> EngineSna
         prompt_tokens=float(sum(record.prompt_tokens_total for record in records)),
         generation_tokens=float(sum(record.generation_tokens_total for record in records)),
         preemptions=float(sum(record.preemptions_total for record in records)),
-        ttft=tallies[0].histogram(),
-        itl=tallies[1].histogram(),
-        e2e=tallies[2].histogram(),
+        ttft=_merged(ring.ttft for ring in rings),
+        itl=_merged(ring.itl for ring in rings),
+        tpot=_merged(ring.tpot for ring in rings),
+        e2e=_merged(ring.e2e for ring in rings),
+        judged=Judged(*(sum(column) for column in zip(*(ring.judged for ring in rings), strict=True))),
         created_s=t_s - (monotonic_s - created_ns / 1e9),
         signals=dict.fromkeys(SIGNALS, SIGNAL),
     )
+
+
+def edges_of(slo: Slo, metric: SloMetric) -> tuple[float, ...]:
+    """The thresholds that latencies of this metric are held against; requests are held to that of ITL by their TPOT."""
+    metrics = (SloMetric.ITL, SloMetric.TPOT) if metric is SloMetric.TPOT else (metric,)
+    return tuple(sorted({slo.threshold_s(one) for one in metrics} - {math.inf}))
+
+
+def _merged(tallies: Iterable[Tally]) -> Histogram:
+    return functools.reduce(Tally.merged, tallies).histogram()
 
 
 def overlay(result: ScrapeResult, exact: EngineSnapshot | None) -> ScrapeResult:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,16 @@ class Histogram:
         return known[-1] if known else 0.0
 
 
+class Judged(NamedTuple):
+    """Finished requests that were held, one by one, against all objectives of the SLO."""
+
+    requests: float
+    violations: float
+    """Requests that certainly missed one."""
+    violations_upper: float
+    """Requests that may have missed one."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
     """One page, summed over the engines of the server."""
@@ -57,7 +68,11 @@ class EngineSnapshot:
     rejections: float | None = None
     ttft: Histogram | None = None
     itl: Histogram | None = None
+    tpot: Histogram | None = None
+    """Per finished request, 0 for an answer of one token."""
     e2e: Histogram | None = None
+    judged: Judged | None = None
+    """Only the plugin knows single requests."""
     process_start_s: float | None = None
     created_s: float | None = None
     """When the oldest engine created its token counter."""

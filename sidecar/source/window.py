@@ -25,10 +25,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sidecar.source.snapshot import EngineSnapshot, Histogram
+from sidecar.source.snapshot import EngineSnapshot, Histogram, Judged
 
 COUNTERS = ("steps", "finished", "prompt_tokens", "generation_tokens", "preemptions", "rejections")
-HISTOGRAMS = ("ttft", "itl", "e2e")
+HISTOGRAMS = ("ttft", "itl", "tpot", "e2e")
 # The kernel derives a process's start time from the boot time, which clock corrections move by fractions of a second.
 START_TOLERANCE_S = 1.0
 
@@ -46,7 +46,11 @@ class Interval:
     rejections: float | None
     ttft: Histogram | None
     itl: Histogram | None
+    tpot: Histogram | None
     e2e: Histogram | None
+    judged: Judged | None
+    in_engine_before: float | None
+    """Requests in the engine as the interval began."""
 
 
 def difference(before: EngineSnapshot, now: EngineSnapshot) -> Interval | None:
@@ -64,7 +68,10 @@ def difference(before: EngineSnapshot, now: EngineSnapshot) -> Interval | None:
         rejections=_delta(before.rejections, now.rejections),
         ttft=histogram_delta(before.ttft, now.ttft),
         itl=histogram_delta(before.itl, now.itl),
+        tpot=histogram_delta(before.tpot, now.tpot),
         e2e=histogram_delta(before.e2e, now.e2e),
+        judged=_judged_delta(before, now),
+        in_engine_before=before.in_engine,
     )
 
 
@@ -99,6 +106,16 @@ def histogram_delta(before: Histogram | None, now: Histogram | None) -> Histogra
         return None
     gained = tuple(b - a for a, b in zip(before.cumulative, now.cumulative, strict=True))
     return Histogram(edges=now.edges, cumulative=gained, total=max(now.total - before.total, 0.0))
+
+
+def _judged_delta(before: EngineSnapshot, now: EngineSnapshot) -> Judged | None:
+    """Requests judged in between. Those that finished without having been judged (their records were lost) may have
+    violated."""
+    if before.judged is None or now.judged is None:
+        return None
+    requests, violations, upper = (b - a for a, b in zip(before.judged, now.judged, strict=True))
+    lost = max((_delta(before.finished, now.finished) or 0.0) - requests, 0.0)
+    return Judged(requests + lost, violations, upper + lost)
 
 
 def _delta(before: float | None, now: float | None) -> float | None:

@@ -1,28 +1,36 @@
 """From vLLM's statistics of one engine step to a gate slot and step records.
 
 vLLM's classes are no stable interface: every field is read with a guard, and one that is missing or of another type is
-unknown. Costs about 15 µs per step with up to 64 running requests, 26 µs with 256 (three records).
+unknown.
+
+vLLM tells the latencies of a request together when it has ended, but not its TTFT. That is what of the whole was not
+decode, ``e2e - decode``: it counts from the arrival at the API server, as vLLM's TTFT histogram does, and differs from
+that by how much longer the last token took from the engine to the server than the first (on an overloaded core, with
+TTFTs of 250 ms: 2 ms in the mean). ``queued + prefill`` would leave that way and the tokenizer out.
+
+A step of 256 running requests, 8 of which finish, costs about 13 µs (three records), one of a single request 8 µs.
 """
 
 from __future__ import annotations
 
-import array
 import logging
 import math
+import struct
 import time
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeGuard
 
 from .gate_writer import GateWriter
-from .records import VALUES_PER_RECORD, RecordFlag, clamp_count, pack_record
+from .records import VALUE_BYTES, VALUES_PER_RECORD, VALUES_PER_REQUEST, RecordFlag, clamp_count, pack_record
 from .step_ring import StepRing
 
 logger = logging.getLogger(__name__)
 
-Latencies: TypeAlias = "array.array[float]"
-
 MAX_RECORDS_PER_STEP = 16
-"""1,600 latencies: a step with more states how many it left out."""
+"""1,680 latencies: a step with more states how many it left out."""
+VALUES_BYTES = VALUE_BYTES * VALUES_PER_RECORD
+REQUEST_BYTES = VALUE_BYTES * VALUES_PER_REQUEST
 UNKNOWN_FRACTION = math.nan
+MAX_FP32 = 3.4e38
 
 
 class StepRecorder:
@@ -63,59 +71,77 @@ class StepRecorder:
                 self._slot.update(running=self._running, waiting=self._waiting)
         if self._ring is None:
             return
-        finished = getattr(iteration_stats, "finished_requests", None) or ()
-        ttft_s = latencies(getattr(iteration_stats, "time_to_first_tokens_iter", None))
-        itl_s = latencies(getattr(iteration_stats, "inter_token_latencies_iter", None))
-        e2e_s = latencies([getattr(request, "e2e_latency", None) for request in finished])
+        finished = getattr(iteration_stats, "finished_requests", None)
+        requests = pack_finished(finished if isinstance(finished, list) else [])
+        ttft_s = pack_values(getattr(iteration_stats, "time_to_first_tokens_iter", None))
+        itl_s = pack_values(getattr(iteration_stats, "inter_token_latencies_iter", None))
         self._prompt_tokens += clamp_count(getattr(iteration_stats, "num_prompt_tokens", None))
         self._generation_tokens += clamp_count(getattr(iteration_stats, "num_generation_tokens", None))
         self._preemptions += clamp_count(getattr(iteration_stats, "num_preempted_reqs", None))
-        self._finished += len(finished)
-        self._first_tokens += len(ttft_s)
+        self._finished += len(requests) // REQUEST_BYTES
+        self._first_tokens += len(ttft_s) // VALUE_BYTES
         flags = RecordFlag.NONE if scheduler_stats is not None else RecordFlag.NO_SCHEDULER_STATS
-        self._write(self._ring, ttft_s, itl_s, e2e_s, flags)
+        self._ring.write(self._records(self._ring.next_sequence, requests, ttft_s, itl_s, flags))
 
-    def _write(self, ring: StepRing, ttft_s: Latencies, itl_s: Latencies, e2e_s: Latencies, flags: int) -> None:
+    def _records(self, sequence: int, requests: bytes, ttft_s: bytes, itl_s: bytes, flags: int) -> list[bytes]:
         """As many records as the latencies need. Those of finished requests come first: they are what SLOs judge."""
         now_ns = time.monotonic_ns()
-        dropped = max(0, len(ttft_s) + len(itl_s) + len(e2e_s) - MAX_RECORDS_PER_STEP * VALUES_PER_RECORD)
-        for _ in range(MAX_RECORDS_PER_STEP):
-            e2e_now = e2e_s[:VALUES_PER_RECORD]
-            ttft_now = ttft_s[: VALUES_PER_RECORD - len(e2e_now)]
-            itl_now = itl_s[: VALUES_PER_RECORD - len(e2e_now) - len(ttft_now)]
+        values = requests + ttft_s + itl_s
+        ttft_at, itl_at, end = len(requests), len(requests) + len(ttft_s), len(values)
+        dropped = max(0, end - MAX_RECORDS_PER_STEP * VALUES_BYTES) // VALUE_BYTES
+        totals = (self._prompt_tokens, self._generation_tokens, self._preemptions, self._finished, self._first_tokens)
+        records: list[bytes] = []
+        for at in range(0, max(end - VALUE_BYTES * dropped, 1), VALUES_BYTES):
+            part = values[at : at + VALUES_BYTES]
+            num_requests = num_ttft = 0
+            if at < itl_at:
+                num_requests = max(min(ttft_at - at, VALUES_BYTES), 0) // REQUEST_BYTES
+                num_ttft = min(itl_at - at, VALUES_BYTES) // VALUE_BYTES - VALUES_PER_REQUEST * num_requests
+            num_itl = len(part) // VALUE_BYTES - VALUES_PER_REQUEST * num_requests - num_ttft
             fixed = (
-                ring.next_sequence,
-                now_ns,
-                self._step,
-                self._running,
-                self._waiting,
-                self._kv_usage,
-                len(ttft_now),
-                len(itl_now),
-                len(e2e_now),
-                flags,
-                dropped,
-                self._prompt_tokens,
-                self._generation_tokens,
-                self._preemptions,
-                self._finished,
-                self._first_tokens,
-            )
-            ring.write(pack_record(fixed, (ttft_now + itl_now + e2e_now).tobytes()))
-            e2e_s, ttft_s, itl_s = e2e_s[len(e2e_now) :], ttft_s[len(ttft_now) :], itl_s[len(itl_now) :]
-            if not (e2e_s or ttft_s or itl_s):
-                return
+                sequence + len(records), now_ns, self._step, self._running, self._waiting, self._kv_usage,
+                num_requests, num_ttft, num_itl, flags, dropped, *totals,
+            )  # fmt: skip
+            records.append(pack_record(fixed, part))
             flags, dropped = flags | RecordFlag.CONTINUED, 0
+        return records
 
 
-def latencies(values: Any) -> Latencies:
-    """Those of ``values`` that are numbers, as fp32."""
+def pack_values(values: Any) -> bytes:
+    """Those of ``values`` that are numbers, as fp32. One call for all of them: twice as fast as an array."""
     if not isinstance(values, list):
-        return array.array("f")
+        return b""
     try:
-        return array.array("f", values)
-    except TypeError:
-        return array.array("f", [value for value in values if is_number(value)])
+        return struct.pack(f"<{len(values)}f", *values)
+    except (struct.error, OverflowError):
+        known = [float(value) for value in values if is_number(value) and abs(value) <= MAX_FP32]
+        return struct.pack(f"<{len(known)}f", *known)
+
+
+def pack_finished(requests: list[Any]) -> bytes:
+    """TTFT, TPOT and e2e of each request (see `FinishedRequest`); NaN for what it does not tell."""
+    try:
+        values = [
+            value
+            for done in requests
+            for value in (done.e2e_latency - done.decode_time, done.mean_time_per_output_token, done.e2e_latency)
+        ]
+        return struct.pack(f"<{len(values)}f", *values)
+    except (AttributeError, TypeError, struct.error, OverflowError):
+        return pack_guarded(requests)
+
+
+def pack_guarded(requests: list[Any]) -> bytes:
+    values: list[float] = []
+    for request in requests:
+        e2e_s = number_of(request, "e2e_latency")
+        values += (e2e_s - number_of(request, "decode_time"), number_of(request, "mean_time_per_output_token"), e2e_s)
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def number_of(owner: Any, name: str) -> float:
+    value = getattr(owner, name, None)
+    return value if is_number(value) and abs(value) <= MAX_FP32 else math.nan
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -1,7 +1,8 @@
 """Layout of the gate and of the ring of step records: little-endian, fixed size, versioned.
 
     gate   64 bytes of header, then `NUM_SLOTS` slots of 64 bytes, one per writer
-    ring   128 bytes of header, then `RING_CAPACITY` records of 512 bytes
+    ring   128 bytes of header, then `RING_CAPACITY` records of 512 bytes: counts and totals, a CRC of what is used, and
+           latencies (fp32): of finished requests three each, then TTFTs, then ITLs
 
 A slot or record is written in one piece and carries its sequence number and a CRC: a reader that meets a half-written
 one sees that the CRC does not match, on any memory model, and reads again.
@@ -14,7 +15,7 @@ import array
 import struct
 import zlib
 from dataclasses import astuple, dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 GATE_FILE = "gate"
 SLOT_BYTES = 64
@@ -25,7 +26,9 @@ MAGIC_FAMILY = b"WDLGATE"
 EMPTY_SLOT = bytes(SLOT_BYTES)
 GATE_BYTES = SLOT_BYTES * (1 + NUM_SLOTS)
 
-RING_MAGIC = b"WDLRING\x01"
+RING_MAGIC = b"WDLRING\x02"
+RING_MAGIC_FAMILY = b"WDLRING"
+"""How a ring of any version begins."""
 RING_HEADER_BYTES = 128
 RECORD_BYTES = 512
 RING_CAPACITY = 4096
@@ -37,7 +40,10 @@ _RING_HEADER = struct.Struct("<8sIIIIQIIQ12x")
 _PULSE = struct.Struct("<QQ")
 _RECORD = struct.Struct("<QQQIIfHHHHIQQQQQ")
 _VALUES_AT = _RECORD.size + _CRC.size
-VALUES_PER_RECORD = (RECORD_BYTES - _VALUES_AT) // 4
+VALUE_BYTES = 4
+VALUES_PER_RECORD = (RECORD_BYTES - _VALUES_AT) // VALUE_BYTES
+VALUES_PER_REQUEST = 3
+"""Divides `VALUES_PER_RECORD`: no request is split between two records."""
 PULSE_OFFSET = 64
 MAX_COUNT = (1 << 32) - 1
 
@@ -101,6 +107,15 @@ class RingHeader:
     created_ns: int
 
 
+class FinishedRequest(NamedTuple):
+    """The latencies of one request, known together when it has ended. NaN is unknown."""
+
+    ttft_s: float
+    tpot_s: float
+    """Mean time per output token after the first; 0 for an answer of one token."""
+    e2e_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """One engine step. The totals count from the start of the ring, so that a record that was missed loses none."""
@@ -122,9 +137,9 @@ class StepRecord:
     preemptions_total: int = 0
     finished_total: int = 0
     first_tokens_total: int = 0
+    finished: tuple[FinishedRequest, ...] = ()
     ttft_s: tuple[float, ...] = ()
     itl_s: tuple[float, ...] = ()
-    e2e_s: tuple[float, ...] = ()
 
 
 def gate_header() -> bytes:
@@ -206,25 +221,27 @@ def record_offset(sequence: int) -> int:
 
 
 def pack_record(fixed: tuple[float, ...], values: bytes) -> bytes:
-    """512 bytes of the fields of a `StepRecord` and its latencies, TTFT, ITL and e2e one after another (fp32).
+    """The used part of a record: the fields of a `StepRecord`, and its latencies (fp32) one after another.
 
-    ``fixed`` is in the order of the fields, with the three numbers of latencies after ``kv_usage``.
+    ``fixed`` is in the order of the fields, with the numbers of finished requests, TTFTs and ITLs after ``kv_usage``.
 
     Raises:
         ValueError: more latencies than fit.
         struct.error: a field is not within its range.
     """
-    if len(values) > 4 * VALUES_PER_RECORD:
-        raise ValueError(f"{len(values) // 4} latencies, a record holds {VALUES_PER_RECORD}")
+    if len(values) > VALUE_BYTES * VALUES_PER_RECORD:
+        raise ValueError(f"{len(values) // VALUE_BYTES} latencies, a record holds {VALUES_PER_RECORD}")
     head = _RECORD.pack(*fixed)
-    return (head + _CRC.pack(zlib.crc32(values, zlib.crc32(head))) + values).ljust(RECORD_BYTES, b"\0")
+    return head + _CRC.pack(zlib.crc32(values, zlib.crc32(head))) + values
 
 
 def encode_record(record: StepRecord) -> bytes:
-    latencies = (record.ttft_s, record.itl_s, record.e2e_s)
-    fields = astuple(record)[: -len(latencies)]
-    fixed = (*fields[:6], *map(len, latencies), *fields[6:])
-    return pack_record(fixed, array.array("f", (*record.ttft_s, *record.itl_s, *record.e2e_s)).tobytes())
+    """All 512 bytes of a record."""
+    groups = (record.finished, record.ttft_s, record.itl_s)
+    fields = astuple(record)[: -len(groups)]
+    values = (value for request in record.finished for value in request)
+    packed = array.array("f", (*values, *record.ttft_s, *record.itl_s)).tobytes()
+    return pack_record((*fields[:6], *map(len, groups), *fields[6:]), packed).ljust(RECORD_BYTES, b"\0")
 
 
 def decode_record(raw: bytes) -> StepRecord | None:
@@ -232,10 +249,11 @@ def decode_record(raw: bytes) -> StepRecord | None:
     if len(raw) != RECORD_BYTES:
         return None
     (
-        *head, num_ttft, num_itl, num_e2e, flags, dropped, prompt, generation, preemptions, finished, first_tokens,
+        *head, num_finished, num_ttft, num_itl, flags, dropped, prompt, generation, preemptions, finished, first_tokens,
     ) = _RECORD.unpack_from(raw)  # fmt: skip
-    count = num_ttft + num_itl + num_e2e
-    end = _VALUES_AT + 4 * count
+    ttft_at = VALUES_PER_REQUEST * num_finished
+    count = ttft_at + num_ttft + num_itl
+    end = _VALUES_AT + VALUE_BYTES * count
     if end > RECORD_BYTES:
         return None
     crc = zlib.crc32(raw[_VALUES_AT:end], zlib.crc32(raw[: _RECORD.size]))
@@ -257,9 +275,11 @@ def decode_record(raw: bytes) -> StepRecord | None:
         preemptions_total=preemptions,
         finished_total=finished,
         first_tokens_total=first_tokens,
-        ttft_s=values[:num_ttft],
-        itl_s=values[num_ttft : num_ttft + num_itl],
-        e2e_s=values[num_ttft + num_itl :],
+        finished=tuple(
+            FinishedRequest(*values[at : at + VALUES_PER_REQUEST]) for at in range(0, ttft_at, VALUES_PER_REQUEST)
+        ),
+        ttft_s=values[ttft_at : ttft_at + num_ttft],
+        itl_s=values[ttft_at + num_ttft :],
     )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from .identity import Identity, is_known_dead, make_directory, own_identity
@@ -50,15 +51,18 @@ class StepRing:
     def next_sequence(self) -> int:
         return self._written + 1
 
-    def write(self, record: bytes) -> None:
-        """Write the record `next_sequence`."""
-        self._written += 1
-        if self._fd is None or os.getpid() != self._identity.pid:
-            return
+    def write(self, records: Sequence[bytes]) -> None:
+        """Write records from `next_sequence` on; all but the last must be full, so that they follow one another."""
+        first = self._written + 1
+        until_end = RING_CAPACITY - (first - 1) % RING_CAPACITY
         try:
-            os.pwrite(self._fd, record, record_offset(self._written))
+            if self._fd is not None and os.getpid() == self._identity.pid:
+                os.pwrite(self._fd, b"".join(records[:until_end]), record_offset(first))
+                if len(records) > until_end:
+                    os.pwrite(self._fd, b"".join(records[until_end:]), record_offset(first + until_end))
         except OSError as exc:
             self._fail(exc)
+        self._written += len(records)  # last: the heartbeat's thread must not tell of records that are not there yet
 
     def beat(self) -> None:
         """Prove life; make the file (again) if it is not there."""

@@ -24,9 +24,14 @@ def bins(arrivals_s: list[float], duration_s: int) -> Series:
     return np.bincount(np.array(arrivals_s).astype(int), minlength=duration_s)[:duration_s].astype(float)
 
 
+def azure_path() -> Path:
+    """Where the Azure code trace is, or would be (``WADILOCO_AZURE_TRACE`` names it)."""
+    return Path(os.environ.get("WADILOCO_AZURE_TRACE", SHARED))
+
+
 def azure() -> Series | None:
-    """The Azure code trace, where there is one (``WADILOCO_AZURE_TRACE`` names it)."""
-    path = Path(os.environ.get("WADILOCO_AZURE_TRACE", SHARED))
+    """The Azure code trace, where there is one."""
+    path = azure_path()
     if not path.is_file():
         return None
     trace = read_trace(path)

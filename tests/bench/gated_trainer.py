@@ -1,8 +1,10 @@
-"""The built-in trainer as a process that a bench starts, stops and counts: one mode per line on stdin.
+"""The built-in trainer as a process that a bench starts, switches and counts: one mode per line on stdin.
 
     python -m tests.bench.gated_trainer     MODE [GATE_FOLDER [SOURCES]]  →  steps so far, seconds yielded so far
 
-Takes real inner steps of the default model under ``SCHED_IDLE``, on random bytes. ``rest`` takes none.
+Takes real inner steps of the default model under ``SCHED_IDLE``, on random bytes. ``rest`` is a gate that is closed,
+``run`` one that is open; a step that a switch finds half done goes on in the next mode that lets it. Steps are counted
+in safepoints passed, so that short stretches count in full.
 """
 
 from __future__ import annotations
@@ -17,63 +19,68 @@ import torch
 
 from diloco.inner import InnerConfig, InnerLoop
 from diloco.model import VOCAB_SIZE, ModelSize, build_model
-from diloco.safepoint import Safepoint, YieldInterrupted, hooked, layers_of, pass_by
+from diloco.safepoint import Gate, Safepoint, hooked, layers_of
 from diloco.scheduling import become_idle
-from sidecar.vllm_plugin.gate_reader import ALL_SOURCES, GateReader
+from sidecar.vllm_plugin.gate_reader import ALL_SOURCES, GateReader, GateReason, GateState
 
 BATCH_SIZE = 4
+FIXED = {"rest": GateState(True, GateReason.NO_PACE), "run": GateState(False, GateReason.IDLE)}
+
+
+class SwitchedGate:
+    """The gate of the mode that was asked for last."""
+
+    def __init__(self) -> None:
+        self._readers: dict[tuple[str, int], GateReader] = {}
+        self._state: GateState | None = FIXED["rest"]
+        self._reader: Gate | None = None
+
+    def choose(self, mode: str, folder: str | None, sources: int) -> None:
+        if folder is None:
+            self._state = FIXED[mode]
+            return
+        known = self._readers.get((folder, sources))
+        self._readers[folder, sources] = self._reader = known or GateReader(Path(folder), sources=sources)
+        self._state = None
+
+    def read(self, now_s: float) -> GateState:
+        state, reader = self._state, self._reader
+        return state if state is not None else reader.read(now_s) if reader is not None else FIXED["rest"]
 
 
 class Trainer:
-    """Steps in the mode that was asked for last."""
-
     def __init__(self) -> None:
         size = ModelSize()
         self._model = build_model(size, seed=0)
-        self._safepoint: Safepoint | None = None
-        self._loop = InnerLoop(self._model, InnerConfig(), safepoint=lambda: self.pass_safepoint())
+        self._layers = layers_of(self._model)
         self._batch = torch.randint(0, VOCAB_SIZE, (BATCH_SIZE, size.context + 1))
-        self._wanted = threading.Event()
-        self._changed = False
-        self.steps = 0
-        self._yielded_s = 0.0
+        self._passes = 0
+        self.gate = SwitchedGate()
+        self.safepoint = Safepoint(self.gate)
+        self._loop = InnerLoop(self._model, InnerConfig(), safepoint=self.count)
 
     @property
-    def yielded_s(self) -> float:
-        return self._yielded_s + (self._safepoint.yielded.total_s if self._safepoint else 0.0)
+    def steps(self) -> float:
+        """One before and one after each layer's two passes is shared with its neighbour; one before the update."""
+        return self._passes / (2 * len(self._layers) + 1)
 
-    def pass_safepoint(self) -> None:
-        (self._safepoint or pass_by)()
-
-    def choose(self, mode: str, gate: str | None, sources: int) -> None:
-        self._yielded_s = self.yielded_s
-        self._safepoint = (
-            Safepoint(GateReader(Path(gate), sources=sources), has_order=lambda: self._changed) if gate else None
-        )
-        self._changed = True
-        (self._wanted.clear if mode == "rest" else self._wanted.set)()
+    def count(self) -> None:
+        self.safepoint()
+        self._passes += 1
 
     def run(self) -> None:
         become_idle()
-        with hooked(layers_of(self._model), self.pass_safepoint):
+        with hooked(self._layers, self.count):
             while True:
-                self._changed = False
-                self._wanted.wait()
-                try:
-                    self.pass_safepoint()
-                    self._loop.take_step(self._batch)
-                except YieldInterrupted:
-                    continue
-                self.steps += 1
+                self._loop.take_step(self._batch)
 
 
 def obey(trainer: Trainer) -> None:
     for line in sys.stdin:
         mode, *rest = line.split()
-        gate = rest[0] if rest else None
-        sys.stdout.write(json.dumps({"steps": trainer.steps, "yielded_s": trainer.yielded_s}) + "\n")
+        trainer.gate.choose(mode, rest[0] if rest else None, int(rest[1]) if len(rest) > 1 else ALL_SOURCES)
+        sys.stdout.write(json.dumps({"steps": trainer.steps, "yielded_s": trainer.safepoint.yielded.total_s}) + "\n")
         sys.stdout.flush()
-        trainer.choose(mode, gate, int(rest[1]) if len(rest) > 1 else ALL_SOURCES)
     os._exit(0)
 
 

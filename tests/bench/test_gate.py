@@ -1,8 +1,13 @@
 """What a trainer costs the vLLM server on the same cores, with each kind of gate: ``make bench-gate``.
 
-Rounds of every mode, interleaved in random order, each against the same Poisson arrivals of 32-token answers. Printed
-are medians over rounds, and of ratios within a round (to ``alone``, steps to ``ungated``) the median with the range.
-``BENCH_GATE='ROUNDS SECONDS RATES'`` sets the size, such as ``'5 30 4,8'``.
+A round gives every mode the same arrivals, in slices of a few seconds; within each slice the modes come in random
+order, so that whatever else this machine does meets all of them alike. Printed are medians over rounds, and of ratios
+within a round (to ``alone``, steps to ``ungated``) the median with the range. ``again`` is alone a second time: its
+ratios are what this machine's noise alone amounts to.
+
+``BENCH_GATE='ROUNDS SECONDS LOADS'`` sets the size, such as ``'5 30 4,8,bursts'``: a number is a Poisson rate in
+requests/s, ``bursts`` a stretch of a recorded trace (the Azure code trace where ``WADILOCO_AZURE_TRACE`` names it, else
+the one that comes with the project) at 4 requests/s on average.
 """
 
 from __future__ import annotations
@@ -16,37 +21,49 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from replay.loadgen import PlannedRequest, run_load
 from replay.processes import Children, answers, free_ports, wait_for
+from replay.traces import read_trace, slice_trace
 from replay.vllm_server import SERVED_NAME, START_DEADLINE_S, LocalVllm, start_vllm
 from sidecar.vllm_plugin.gate_reader import ALL_SOURCES
 from sidecar.vllm_plugin.identity import default_directory
 from sidecar.vllm_plugin.records import SlotFlag
+from tests.bench.forecast_series import azure_path
 
 pytestmark = [pytest.mark.bench, pytest.mark.vllm, pytest.mark.timeout(7200)]
 
 ROOT = Path(__file__).parents[2]
-DEFAULT_SIZE = "5 30 4,8"
+DEFAULT_SIZE = "5 30 4,8,bursts"
+BURSTS = "bursts"
+BURSTS_MEAN_PER_S = 4.0
 MAX_TOKENS = 32
-SETTLE_S = 2.0
-"""The trainer has taken up its mode, and the load generator is ready."""
+SLICE_S = 5.0
+SETTLE_S = 0.3
+"""The trainer has taken up its mode: a few times its way to the next safepoint."""
 SLO_FACTOR = 1.5
 """Violations are answers that take longer than so many times the median alone, of the same round."""
-MODES = ("alone", "ungated", "ingress", "engine", "scrape")
+MODES = ("alone", "again", "ungated", "ingress", "engine", "scrape")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Window:
-    """One mode for some seconds."""
+    """One mode in one round."""
 
-    e2e_s: tuple[float, ...]
-    steps_per_s: float
-    failed: int
+    e2e_s: list[float] = field(default_factory=list)
+    steps: float = 0.0
+    took_s: float = 0.0
+    failed: int = 0
+    late_s: float = 0.0
+    """The most that a request left too late: the load generator's own fault."""
+
+    @property
+    def steps_per_s(self) -> float:
+        return self.steps / self.took_s
 
     def percentile(self, percent: int) -> float:
         return statistics.quantiles(self.e2e_s, n=100, method="inclusive")[percent - 1]
@@ -61,10 +78,11 @@ class Site:
     scraped_gate: Path
     trainer: subprocess.Popen[str]
 
-    def choose(self, mode: str) -> int:
+    def choose(self, mode: str) -> float:
         """Put the trainer into a mode; returns its steps so far."""
         lines = {
             "alone": "rest",
+            "again": "rest",
             "ungated": "run",
             "ingress": f"run {self.exact_gate} {int(ALL_SOURCES)}",
             "engine": f"run {self.exact_gate} {int(SlotFlag.ENGINE)}",
@@ -74,7 +92,7 @@ class Site:
         assert self.trainer.stdout is not None
         self.trainer.stdin.write(lines[mode] + "\n")
         self.trainer.stdin.flush()
-        steps: int = json.loads(self.trainer.stdout.readline())["steps"]
+        steps: float = json.loads(self.trainer.stdout.readline())["steps"]
         return steps
 
 
@@ -113,55 +131,83 @@ def start_trainer() -> subprocess.Popen[str]:
     )
 
 
-def poisson(rate_per_s: float, duration_s: float, seed: int) -> list[PlannedRequest]:
+def poisson(rate_per_s: float, duration_s: float, seed: int) -> list[float]:
+    """Arrival times."""
     rng = random.Random(seed)
-    planned: list[PlannedRequest] = []
-    arrival_s = rng.expovariate(rate_per_s)
-    while arrival_s < duration_s:
+    arrivals_s: list[float] = []
+    at_s = rng.expovariate(rate_per_s)
+    while at_s < duration_s:
+        arrivals_s.append(at_s)
+        at_s += rng.expovariate(rate_per_s)
+    return arrivals_s
+
+
+def recorded(duration_s: float, seed: int) -> list[float]:
+    """Arrival times of a stretch of the recorded trace, each round another one."""
+    path = azure_path()
+    trace = read_trace(path if path.is_file() else ROOT / "replay" / "data" / "bursty.jsonl")
+    scale = BURSTS_MEAN_PER_S * trace.duration_s / len(trace.requests)
+    longest_s = trace.duration_s / scale - duration_s
+    start_s = random.Random(seed).uniform(0.0, max(longest_s, 0.0))
+    piece = slice_trace(trace, start_s=start_s, duration_s=duration_s, rate_scale=scale)
+    return [request.arrival_s for request in piece.requests]
+
+
+def sliced(arrivals_s: Sequence[float], duration_s: float, seed: int) -> list[list[PlannedRequest]]:
+    """Requests of each slice, timed from its beginning."""
+    rng = random.Random(seed)
+    slices: list[list[PlannedRequest]] = [[] for _ in range(max(1, round(duration_s / SLICE_S)))]
+    for at_s in arrivals_s:
+        index = min(int(at_s / SLICE_S), len(slices) - 1)
         prompt = tuple(rng.choices(range(3, 251), k=rng.randint(10, 120)))
-        planned.append(PlannedRequest(arrival_s, 0, prompt, MAX_TOKENS))
-        arrival_s += rng.expovariate(rate_per_s)
-    return planned
+        slices[index].append(PlannedRequest(at_s - index * SLICE_S, 0, prompt, MAX_TOKENS))
+    return slices
 
 
-def measure(site: Site, mode: str, requests: Sequence[PlannedRequest], duration_s: float) -> Window:
+async def measure(site: Site, mode: str, requests: Sequence[PlannedRequest], window: Window) -> None:
+    """One slice, from its first moment until its last answer."""
     site.choose(mode)
-
-    async def load() -> tuple[float, list[float], int]:
-        await asyncio.sleep(SETTLE_S)
-        loop = asyncio.get_running_loop()
-        start_s = loop.time()
-        before = site.choose(mode)
-        results = await run_load(requests, [site.url], model=SERVED_NAME, timeout_s=60.0)
-        await asyncio.sleep(max(0.0, start_s + duration_s - loop.time()))
-        steps = site.choose("alone") - before
-        took_s = loop.time() - start_s
-        good = [result.e2e_s for result in results if result.e2e_s is not None]
-        return steps / took_s, good, len(results) - len(good)
-
-    steps_per_s, e2e_s, failed = asyncio.run(load())
-    return Window(tuple(e2e_s), steps_per_s, failed)
+    await asyncio.sleep(SETTLE_S)
+    loop = asyncio.get_running_loop()
+    start_s = loop.time()
+    before = site.choose(mode)
+    results = await run_load(requests, [site.url], model=SERVED_NAME, timeout_s=60.0)
+    await asyncio.sleep(max(0.0, start_s + SLICE_S - loop.time()))
+    window.steps += site.choose("alone") - before
+    window.took_s += loop.time() - start_s
+    good = [result.e2e_s for result in results if result.e2e_s is not None]
+    window.e2e_s += good
+    window.failed += len(results) - len(good)
+    window.late_s = max([window.late_s, *(result.lateness_s for result in results)])
 
 
 def test_what_training_costs_a_server_with_each_gate(site: Site) -> None:
-    rounds, seconds, rates = os.environ.get("BENCH_GATE", DEFAULT_SIZE).split()
+    rounds, seconds, loads = os.environ.get("BENCH_GATE", DEFAULT_SIZE).split()
     duration_s = float(seconds)
     rng = random.Random(0)
-    print(f"\n{rounds} rounds of {seconds} s per mode, {MAX_TOKENS} tokens per answer, {os.cpu_count()} cores")
-    measure(site, "ungated", poisson(4, 5, seed=999), 5)
-    for rate in map(float, rates.split(",")):
+    print(f"\n{rounds} rounds of {seconds} s per mode in slices of {SLICE_S:g} s, {MAX_TOKENS} tokens per answer, "
+          f"{os.cpu_count()} cores")  # fmt: skip
+    asyncio.run(measure(site, "ungated", sliced(poisson(4, 5, seed=999), 5, 999)[0], Window()))
+    for load in loads.split(","):
         seen: dict[str, list[Window]] = {mode: [] for mode in MODES}
         for number in range(int(rounds)):
-            requests = poisson(rate, duration_s, seed=number)
-            for mode in rng.sample(MODES, len(MODES)):
-                seen[mode].append(measure(site, mode, requests, duration_s))
-        report(rate, seen)
+            arrivals_s = recorded(duration_s, number) if load == BURSTS else poisson(float(load), duration_s, number)
+            windows = {mode: Window() for mode in MODES}
+            for requests in sliced(arrivals_s, duration_s, number):
+                for mode in rng.sample(MODES, len(MODES)):
+                    asyncio.run(measure(site, mode, requests, windows[mode]))
+            for mode, window in windows.items():
+                seen[mode].append(window)
+        report(load, seen)
         assert all(window.failed == 0 for windows in seen.values() for window in windows)
-        assert all(window.steps_per_s == 0 for window in seen["alone"])
+        assert all(window.steps <= 1 for window in seen["alone"])
 
 
-def report(rate: float, seen: dict[str, list[Window]]) -> None:
-    print(f"\n{rate:g} requests/s")
+def report(load: str, seen: dict[str, list[Window]]) -> None:
+    requests = sum(len(window.e2e_s) for window in seen["alone"])
+    late_ms = 1e3 * max(window.late_s for windows in seen.values() for window in windows)
+    unit = "" if load == BURSTS else " requests/s"
+    print(f"\n{load}{unit}: {requests} requests per mode; at most {late_ms:.0f} ms late in leaving")
     print(
         f"{'mode':8} {'p50 ms':>7} {'p95 ms':>7} {'p50 / alone':>19} {'p95 / alone':>19} "
         f"{'violations %':>13} {'steps/s':>8} {'steps / ungated':>19}"

@@ -13,7 +13,18 @@ import torch
 
 from diloco.inner import InnerConfig, InnerLoop
 from diloco.model import ModelSize, build_model, next_byte_loss
-from diloco.safepoint import LONGEST_REST_S, POLL_S, Patience, Safepoint, YieldInterrupted, hooked, layers_of, open_gate
+from diloco.safepoint import (
+    LONGEST_REST_S,
+    POLL_S,
+    SPACING_S,
+    Patience,
+    Safepoint,
+    YieldInterrupted,
+    hooked,
+    layers_of,
+    open_gate,
+    spaced_out,
+)
 from sidecar.vllm_plugin.gate_reader import GateReason, GateState
 from sidecar.vllm_plugin.gate_writer import GateWriter
 from sidecar.vllm_plugin.records import SlotFlag
@@ -142,11 +153,21 @@ def test_an_order_does_not_disturb_a_step_whose_gate_is_open() -> None:
     scripted.safepoint(has_order=lambda: True)()
 
 
-def test_layers_are_the_blocks_of_a_model() -> None:
+def test_layers_are_what_owns_a_matrix() -> None:
     model = build_model(SIZE, seed=0)
-    assert layers_of(model) == list(model.blocks)
+    assert len(layers_of(model)) == 4 * SIZE.num_layers + 2  # and two embeddings
     plain = torch.nn.Linear(2, 2)
     assert layers_of(plain) == [plain]
+    without = torch.nn.LayerNorm(2)
+    assert layers_of(without) == [without]
+
+
+@pytest.mark.parametrize(("step_s", "kept"), [(0.0, 0), (SPACING_S, 0), (8 * SPACING_S, 4), (1.0, 10)])
+def test_short_steps_have_few_safepoints(step_s: float, kept: int) -> None:
+    layers = [torch.nn.Linear(1, 1) for _ in range(10)]
+    chosen = spaced_out(layers, step_s)
+    assert len({id(layer) for layer in chosen}) == kept
+    assert [layer for layer in layers if layer in chosen] == chosen
 
 
 def test_every_layer_has_a_safepoint_in_both_directions_and_none_remain() -> None:
@@ -155,12 +176,12 @@ def test_every_layer_has_a_safepoint_in_both_directions_and_none_remain() -> Non
     passed: list[int] = []
     with hooked(layers_of(model), lambda: passed.append(len(passed))):
         next_byte_loss(model, tokens).backward()  # type: ignore[no-untyped-call]
-    assert len(passed) == 2 * SIZE.num_layers
+    assert len(passed) == 2 * len(layers_of(model))
     next_byte_loss(model, tokens).backward()  # type: ignore[no-untyped-call]
-    assert len(passed) == 2 * SIZE.num_layers
+    assert len(passed) == 2 * len(layers_of(model))
 
 
-@pytest.mark.parametrize("interrupted_at", range(1, 2 * SIZE.num_layers + 2))
+@pytest.mark.parametrize("interrupted_at", range(1, 2 * (4 * SIZE.num_layers + 2) + 2))
 def test_a_step_given_up_at_any_safepoint_leaves_no_trace(interrupted_at: int) -> None:
     batches = [torch.randint(0, 256, (2, SIZE.context + 1)) for _ in range(3)]
     passed = 0

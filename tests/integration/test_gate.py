@@ -21,6 +21,7 @@ import pytest
 from replay.processes import Child, Children, answers, free_ports, wait_for
 from replay.vllm_server import SERVED_NAME, START_DEADLINE_S, cores_for, start_vllm
 from sidecar.schema import Load
+from sidecar.slo import parse_slo
 from sidecar.source.ring import RingSource
 from sidecar.vllm_plugin.gate_reader import GateReader, GateReason, GateState
 from sidecar.vllm_plugin.identity import default_directory
@@ -142,7 +143,7 @@ def test_requests_for_metrics_do_not_close_the_gate(server: GatedServer) -> None
 
 
 def test_every_step_and_latency_is_in_the_ring(server: GatedServer) -> None:
-    source = RingSource(server.gate, edges_s=(1000.0,))
+    source = RingSource(server.gate, parse_slo("ttft:1000s,tpot:1000s,e2e:1000s"))
     before = source.read(t_s=0.0, monotonic_s=time.monotonic())
     assert before is not None
     for _ in range(3):
@@ -158,6 +159,10 @@ def test_every_step_and_latency_is_in_the_ring(server: GatedServer) -> None:
     assert after.generation_tokens - before.generation_tokens == 3 * 16
     assert after.finished - before.finished == 3
     assert after.ttft is not None
+    assert before.judged is not None
+    assert after.judged is not None
+    assert after.judged.requests - before.judged.requests == 3
+    assert after.judged.violations_upper == 0
     assert after.itl is not None
     assert after.e2e is not None
     assert (after.ttft.count, after.itl.count, after.e2e.count) == (3, 3 * 15, 3)

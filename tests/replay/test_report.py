@@ -16,9 +16,9 @@ from replay.summarize import TrainingOutcome, compare_all, summarize_run, this_m
 from replay.summary import Budget, Comparison, Run, Scaling, SloSpec, Summary, TraceSlice, read_json, write_json
 from replay.timeline import SyncWindow
 from service.errors import InputError, UnavailableError
-from sidecar.slo import Slo, SloMetric, parse_slo
+from sidecar.slo import SloMetric, parse_slo
 
-SLO = Slo(SloMetric.E2E, 0.2)
+SLO = parse_slo("e2e:200ms")
 DESIGN_RUN_KEYS = {
     *("policy", "seed", "draw", "mode", "requests", "violations", "violation_rate", "sync_excess_rate", "ttft_ms"),
     *("itl_ms", "e2e_ms", "outer_syncs", "sync_busy_s", "tokens_trained", "final_loss", "loadgen_late_p99_ms"),
@@ -107,6 +107,11 @@ BAD = [result(index, e2e_s=0.3 if index % 4 == 0 else 0.1) for index in range(40
         ("ttft:49ms", True),
         ("itl:20ms", False),
         ("itl:19ms", True),
+        ("tpot:25ms", False),
+        ("tpot:24ms", True),
+        ("ttft:50ms,itl:20ms,tpot:25ms,e2e:100ms", False),
+        ("ttft:50ms,itl:20ms,e2e:99ms", True),
+        ("ttft:49ms,e2e:100ms@50%", True),
     ],
 )
 def test_a_request_violates_above_the_threshold_only(slo: str, violated: bool) -> None:
@@ -155,7 +160,7 @@ def test_the_summary_has_the_agreed_keys_and_survives_a_round_trip(tmp_path: Pat
     write_json(summary, path)
     written = json.loads(path.read_text())
     assert {"trace", "slo", "budget", "runs", "comparisons", "gap_closed"} <= written.keys()
-    assert written["slo"] == {"metric": "e2e", "threshold_ms": 200}
+    assert written["slo"] == {"metric": "e2e", "threshold_ms": 200, "objectives_ms": {}, "target_frac": None}
     assert written["budget"] == {"outer_syncs": 4, "min_gap_s": 10}
     assert written["runs"][0].keys() >= DESIGN_RUN_KEYS
     assert set(written["runs"][0]["e2e_ms"]) == {"p50", "p95", "p99"}
@@ -262,3 +267,20 @@ def test_the_terminal_table_shows_every_policy(width: int) -> None:
 
 def test_a_table_cell_cannot_break_the_table() -> None:
     assert "a\\|b" in render_markdown(summary_of(run_of("a|b", GOOD)))
+
+
+@pytest.mark.parametrize(
+    ("slo", "title", "legend"),
+    [
+        (SloSpec(metric="e2e", threshold_ms=200), "SLO: e2e at most 200 ms.", "missed the objective, and"),
+        (
+            SloSpec(metric="e2e", threshold_ms=2000, objectives_ms={"ttft": 200, "e2e": 2000}, target_frac=0.99),
+            "SLO: ttft at most 200 ms, e2e at most 2000 ms.",
+            "missed any of the objectives, and",
+        ),
+    ],
+)
+def test_the_report_names_every_objective(slo: SloSpec, title: str, legend: str) -> None:
+    text = render_markdown(summary_of(run_of("no_sync", GOOD)).model_copy(update={"slo": slo}))
+    assert title in text
+    assert legend in text

@@ -311,6 +311,10 @@ def test_own_metrics_say_what_is_known(server: Upstream) -> None:
     async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
         before = await gauges(client)
         assert "pressure_ratio" not in before
+        assert {name for name in before if name.startswith("slo_")} == {
+            "slo_requests_total", "slo_violations_total", "slo_violations_upper_total",
+            "slo_target_ratio", "slo_objective_seconds e2e",
+        }  # fmt: skip
         assert before["engine_state starting"] == 1
         await until(lambda: sidecar.observer.sample is not None, "a first page")
         server.page = capture("busy-1s-later")
@@ -320,6 +324,12 @@ def test_own_metrics_say_what_is_known(server: Upstream) -> None:
         assert values["waiting_requests"] == 0
         assert values["engine_state ready"] == 1
         assert values["slo_requests_total"] == 13
+        assert values["slo_violations_total"] == values["slo_violations_upper_total"]
+        assert (values["slo_target_ratio"], values["slo_objective_seconds e2e"]) == (0.99, 0.3)
+        assert values["slo_attainment_ratio lower 60s"] == values["slo_attainment_ratio upper 3600s"]
+        assert values["slo_objective_attainment_ratio lower e2e 60s"] == values["slo_attainment_ratio lower 60s"]
+        assert values["slo_error_budget_left_ratio upper 300s"] == pytest.approx(1 - values["slo_burn_rate lower 300s"])
+        assert values["slo_goodput_requests_per_second upper 60s"] > 0
         assert 0 < values["pressure_ratio"] < 1
         assert values["forecast_arrivals_per_second 5 0.9"] >= values["forecast_arrivals_per_second 5 0.5"]
         assert values["scrapes_total ok"] >= 2
@@ -368,3 +378,10 @@ def test_every_route_is_documented_with_a_summary(server: Upstream) -> None:
     paths = create_app(settings_for(server.url)).openapi()["paths"]
     assert {"/v1/load", "/v1/forecast", "/v1/slo", "/v1/pace", "/v1/calibration"} <= set(paths)
     assert all(operation["summary"] for path in paths.values() for operation in path.values())
+
+
+@pytest.mark.parametrize("model", ["SloReport", "SloObjective", "SloWindow", "ObjectiveWindow"])
+def test_the_slo_report_is_documented_with_examples(server: Upstream, model: str) -> None:
+    properties = create_app(settings_for(server.url)).openapi()["components"]["schemas"][model]["properties"]
+    lists = {"objectives", "windows"}
+    assert all("examples" in field for name, field in properties.items() if name not in lists)

@@ -13,7 +13,7 @@ from sidecar.app import create_app
 from sidecar.calibration_file import CalibrationFile, read_calibration, write_calibration
 from sidecar.calibrator import Calibrator, Phase
 from sidecar.config import SidecarSettings
-from sidecar.learned import LearnedState
+from sidecar.learned import LearnedState, objective_text
 from sidecar.observer import Observer
 from sidecar.slo import parse_slo
 
@@ -25,7 +25,7 @@ SLO = parse_slo("e2e:300ms")
 def content(*, violations: int = 50) -> CalibrationFile:
     calibrator = Calibrator()
     calibrator.observe(load=4, phase=Phase.NONE, requests=1000, violations=violations)
-    return CalibrationFile(made_at_s=1.0, slo=str(SLO), sources=(), calibration=calibrator.export())
+    return CalibrationFile(made_at_s=1.0, slo=objective_text(SLO), sources=(), calibration=calibrator.export())
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def settings_with(path: Path | None) -> SidecarSettings:
     return SidecarSettings(vllm="http://127.0.0.1:8000", slo=str(SLO), calibration=path)
 
 
-def learned(*, requests: int, slo: str | None = str(SLO)) -> LearnedState:
+def learned(*, requests: int, slo: str | None = objective_text(SLO)) -> LearnedState:
     observer = Observer(settings_with(None), t_s=0.0, monotonic_s=0.0)
     observer.calibrator.observe(load=4, phase=Phase.NONE, requests=requests, violations=0)
     return observer.export(t_s=1.0).model_copy(update={"slo": slo})

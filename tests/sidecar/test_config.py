@@ -11,7 +11,6 @@ from service.errors import ConfigError
 from service.settings import load_settings
 from sidecar.config import SidecarSettings, derive_server_id
 from sidecar.main import main
-from sidecar.slo import Slo, SloMetric
 
 VLLM = "http://127.0.0.1:8000"
 
@@ -38,7 +37,7 @@ def test_a_given_name_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_objective_is_parsed() -> None:
-    assert load("--vllm", VLLM, "--slo", "ttft:0.5s").objective == Slo(SloMetric.TTFT, 0.5)
+    assert str(load("--vllm", VLLM, "--slo", "ttft:0.5s,E2E:2s@99.9%").objective) == "ttft:500ms,e2e:2000ms@99.9%"
 
 
 @pytest.mark.parametrize(
@@ -65,6 +64,8 @@ def test_the_server_is_named_by_its_address(url: str, server_id: str) -> None:
         (["--vllm", VLLM + "/metrics"], "vllm", "without /metrics"),
         (["--vllm", VLLM, "--controller", "nowhere"], "controller", "http://HOST:PORT"),
         (["--vllm", VLLM, "--slo", "e2e:200"], "slo", "unit is missing"),
+        (["--vllm", VLLM, "--slo", "e2e:2s,e2e:3s"], "slo", "e2e is there twice"),
+        (["--vllm", VLLM, "--slo", "e2e:2s@100%"], "slo", "no error budget"),
         (["--vllm", VLLM, "--scrape-interval-s", "0.05"], "scrape_interval_s", "0.1"),
         (["--vllm", VLLM, "--busy-requests", "0"], "busy_requests", "1"),
         (["--vllm", VLLM, "--server-id", "a b"], "server_id", "pattern"),

@@ -12,7 +12,7 @@ import pytest
 from sidecar.app import Sidecar, create_app
 from sidecar.config import SidecarSettings
 from sidecar.gate import Order, order_of
-from sidecar.pace import decide_pace
+from sidecar.pace import Pacer
 from sidecar.schema import EngineState, Load, LoadSample, PaceMode
 from sidecar.vllm_plugin.gate_reader import GateReader, GateReason
 from sidecar.vllm_plugin.gate_writer import GateWriter, Heartbeat
@@ -24,32 +24,31 @@ READY = LoadSample(server_id="s", node="n", t_s=1.0, state=EngineState.READY, ru
 DOWN = LoadSample(server_id="s", node="n", t_s=1.0, state=EngineState.DOWN)
 
 
-def order(
-    mode: PaceMode, pressure: float | None, sample: LoadSample | None, *, fresh: bool = True, source: str | None
-) -> Order:
-    return order_of(decide_pace(mode, pressure), sample, is_fresh=fresh, source=source)
+def order(mode: PaceMode, pressure: float | None, sample: LoadSample | None, *, fresh: bool = True) -> Order:
+    pacer = Pacer()
+    pacer.advance(pressure, is_exact=False, now_s=0.0)
+    return order_of(pacer.pace(mode), sample, is_fresh=fresh)
 
 
 @pytest.mark.parametrize(
-    ("mode", "pressure", "sample", "source", "flags", "pace"),
+    ("mode", "pressure", "sample", "flags", "pace"),
     [
-        (PaceMode.AUTO, 0.25, READY, "scrape", SlotFlag.SIDECAR | SlotFlag.SCRAPED, 0.75),
-        (PaceMode.AUTO, 0.25, READY, "ingress", SlotFlag.SIDECAR | SlotFlag.SCRAPED, 1.0),
-        (PaceMode.AUTO, None, DOWN, None, SlotFlag.SIDECAR, 1.0),
-        (PaceMode.AUTO, None, None, None, SlotFlag.SIDECAR, 1.0),
-        (PaceMode.PAUSE, 0.25, READY, "ingress", SlotFlag.SIDECAR | SlotFlag.SCRAPED, 0.0),
-        (PaceMode.RUN, 1.0, READY, "scrape", SlotFlag.SIDECAR | SlotFlag.SCRAPED | SlotFlag.RUN_ORDERED, 1.0),
+        (PaceMode.AUTO, 0.25, READY, SlotFlag.SIDECAR | SlotFlag.SCRAPED, 0.75),
+        (PaceMode.AUTO, None, DOWN, SlotFlag.SIDECAR, 1.0),
+        (PaceMode.AUTO, None, None, SlotFlag.SIDECAR, 1.0),
+        (PaceMode.PAUSE, 0.25, READY, SlotFlag.SIDECAR | SlotFlag.SCRAPED, 0.0),
+        (PaceMode.RUN, 1.0, READY, SlotFlag.SIDECAR | SlotFlag.SCRAPED | SlotFlag.RUN_ORDERED, 1.0),
     ],
 )
-def test_the_order_follows_pace_load_and_source(
-    mode: PaceMode, pressure: float | None, sample: LoadSample | None, source: str | None, flags: int, pace: float
+def test_the_order_follows_pace_and_load(
+    mode: PaceMode, pressure: float | None, sample: LoadSample | None, flags: int, pace: float
 ) -> None:
-    written = order(mode, pressure, sample, source=source)
+    written = order(mode, pressure, sample)
     assert (written.flags, written.pace) == (flags, pace)
 
 
 def test_a_scrape_that_is_old_says_nothing() -> None:
-    assert not order(PaceMode.AUTO, 0.0, READY, fresh=False, source="scrape").flags & SlotFlag.SCRAPED
+    assert not order(PaceMode.AUTO, 0.0, READY, fresh=False).flags & SlotFlag.SCRAPED
 
 
 def settings_for(url: str, gate: Path) -> SidecarSettings:
@@ -107,7 +106,7 @@ def test_with_plugin_and_middleware_load_and_gate_are_exact(tmp_path: Path) -> N
         sidecar: Sidecar = app.state.sidecar
         async with running(app) as client:
             ingress.update(in_flight=2)
-            ring.write(encode_record(StepRecord(sequence=1, at_ns=1, step=1, running=2, waiting=0, kv_usage=0.1)))
+            ring.write([encode_record(StepRecord(sequence=1, at_ns=1, step=1, running=2, waiting=0, kv_usage=0.1))])
             await until(lambda: sidecar.gate is not None and sidecar.gate.state.in_flight == 2, "two in flight")
             await until(lambda: sidecar.observer.sample is not None and sidecar.observer.sample.running == 2, "steps")
             seen = await load(client)

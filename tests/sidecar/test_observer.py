@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sidecar.config import SidecarSettings
 from sidecar.observer import Observer
 from sidecar.schema import EngineState, LoadSample
+from sidecar.source.ring import RingSource, overlay
 from sidecar.source.snapshot import ScrapeOutcome
+from sidecar.vllm_plugin.recorder import StepRecorder
+from sidecar.vllm_plugin.step_ring import StepRing
 from tests.sidecar.helpers import bad, capture, edited, good, parse, without
 
-DELTAS = ("interval_s", "arrivals", "finished", "generation_tokens", "ttft_mean_s", "slo_requests", "slo_violations")
+DELTAS = ("interval_s", "arrivals", "finished", "generation_tokens", "ttft_mean_s", "slo_requests", "slo_violations",
+          "slo_violations_upper")  # fmt: skip
 
 
 def make_observer(*, slo: str = "e2e:300ms", window_s: float = 300.0) -> Observer:
@@ -105,32 +112,96 @@ def test_a_missing_gauge_is_unknown_in_the_sample_and_warned_of_once(caplog: pyt
     assert caplog.text.count("does not export the signals waiting") == 1
 
 
-def test_an_slo_between_edges_is_warned_of_once_with_the_edges(caplog: pytest.LogCaptureFixture) -> None:
-    observer = make_observer(slo="e2e:400ms")
-    page = capture("busy")
+def test_an_slo_between_edges_is_warned_of_once_per_objective_with_the_edges(caplog: pytest.LogCaptureFixture) -> None:
+    observer = make_observer(slo="e2e:400ms,ttft:100ms,tpot:60ms")
     with caplog.at_level(logging.WARNING):
         for t_s in (1.0, 2.0, 3.0):
-            observe(observer, page, t_s=t_s)
-    assert caplog.text.count("between histogram edges 0.3 s and 0.5 s") == 1
-    report = observer.slo_report(now_s=3.0)
-    assert (report.edges_s, report.exact) == ((0.3, 0.5), False)
+            observe(observer, capture("busy"), t_s=t_s)
+    assert caplog.text.count("slo=e2e:400ms is between histogram edges 0.3 s and 0.5 s") == 1
+    assert caplog.text.count("slo=tpot:60ms is between histogram edges 0.05 s and 0.075 s") == 1
+    assert caplog.text.count("histogram edges") == 2
+    objectives = observer.slo_report(now_s=3.0).objectives
+    assert [(o.metric, o.exact) for o in objectives] == [("e2e", False), ("ttft", True), ("tpot", False)]
 
 
 def test_an_slo_on_an_edge_is_exact() -> None:
     observer = make_observer()
     observe(observer, capture("busy"), t_s=1.0)
-    observe(observer, capture("busy-1s-later"), t_s=2.0)
+    sample = observe(observer, capture("busy-1s-later"), t_s=2.0)
     report = observer.slo_report(now_s=2.5)
-    assert (report.edges_s, report.exact, report.metric) == ((0.3, 0.3), True, "e2e")
+    assert (report.slo, report.exact, report.objectives[0].edges_s) == ("e2e:300ms@99%", True, (0.3, 0.3))
     assert [w.requests for w in report.windows] == [13, 13, 13]
-    assert all(w.violations == w.violations_upper for w in report.windows)
+    assert all(w.violations == w.violations_upper == sample.slo_violations for w in report.windows)
 
 
 def test_an_slo_past_the_last_edge_has_no_edge_above() -> None:
     observer = make_observer(slo="itl:3600s")
     observe(observer, capture("busy"), t_s=1.0)
     observe(observer, capture("busy-1s-later"), t_s=2.0)
-    assert observer.slo_report(now_s=2.5).edges_s == (80.0, None)
+    assert observer.slo_report(now_s=2.5).objectives[0].edges_s == (80.0, None)
+
+
+def test_several_objectives_from_pages_are_bounded_together() -> None:
+    observer = make_observer(slo="ttft:10ms,itl:50ms,e2e:300ms@90%")
+    observe(observer, capture("busy"), t_s=1.0)
+    sample = observe(observer, capture("busy-1s-later"), t_s=2.0)
+    window = observer.slo_report(now_s=2.5).windows[0]
+    assert sample.slo_requests == window.requests == 13
+    assert (sample.slo_violations, sample.slo_violations_upper) == (window.violations, window.violations_upper)
+    ttft, itl, e2e = window.objectives
+    # A token's account is its own; two requests were in decode as the interval began.
+    assert (ttft.observed, itl.observed, e2e.observed) == (12, 773, 13)
+    assert ttft.violations is not None
+    assert e2e.violations is not None
+    assert window.violations == max(ttft.violations - 1, e2e.violations)
+
+
+def test_objectives_together_are_exact_through_the_plugin(tmp_path: Path) -> None:
+    observer = make_observer(slo="ttft:100ms,itl:20ms,e2e:1s@90%")
+    ring = StepRing(tmp_path, engine=0)
+    recorder = StepRecorder(None, ring)
+    source = RingSource(tmp_path, observer.slo)
+    start_s = time.monotonic()
+
+    def look(t_s: float, page: str | None) -> LoadSample:
+        ring.beat()
+        exact = source.read(t_s=t_s, monotonic_s=time.monotonic())
+        assert exact is not None
+        exact = replace(exact, monotonic_s=start_s + t_s)
+        result = bad(ScrapeOutcome.TIMEOUT, t_s=start_s + t_s)
+        if page is not None:
+            result = good(replace(parse(page), monotonic_s=start_s + t_s))
+        return observer.observe(overlay(result, exact))
+
+    look(1.0, capture("busy"))
+    requests = [(0.05, 0.01, 0.5), (0.2, 0.01, 0.5), (0.05, 0.03, 0.5), (0.05, 0.01, 1.5), (0.2, 0.03, 1.5)]
+    finished = [
+        SimpleNamespace(e2e_latency=e2e_s, decode_time=e2e_s - ttft_s, mean_time_per_output_token=tpot_s)
+        for ttft_s, tpot_s, e2e_s in requests
+    ]
+    recorder.record(None, SimpleNamespace(finished_requests=finished))
+    sample = look(2.0, capture("busy-1s-later"))
+    assert (sample.slo_requests, sample.slo_violations, sample.slo_violations_upper) == (5, 4, 4)
+    sample = look(3.0, None)
+    assert (sample.slo_requests, sample.slo_violations, sample.slo_violations_upper) == (0, 0, 0)
+    report = observer.slo_report(now_s=start_s + 3.0)
+    assert report.exact
+    assert (report.windows[0].requests, report.windows[0].violations, report.windows[0].covered_s) == (5, 4, 2.0)
+    assert report.windows[0].burn_rate == pytest.approx(8.0)
+    source.close()
+    ring.close()
+
+
+def test_a_restart_and_a_gap_leave_the_accounts_as_they_were() -> None:
+    observer = make_observer()
+    observe(observer, capture("busy"), t_s=1.0)
+    observe(observer, capture("busy-1s-later"), t_s=2.0)
+    before = observer.slo_report(now_s=3.0)
+    observe(observer, capture("idle"), t_s=3.0)
+    assert observer.slo_report(now_s=3.0) == before
+    sample = observer.observe(bad(ScrapeOutcome.REFUSED, t_s=4.0))
+    assert (sample.slo_requests, sample.slo_violations, sample.slo_violations_upper) == (None, None, None)
+    assert observer.slo_report(now_s=3.0) == before
 
 
 def test_the_window_is_bounded_in_time() -> None:

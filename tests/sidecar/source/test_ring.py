@@ -8,18 +8,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sidecar.slo import parse_slo
 from sidecar.source.ring import RingSource, overlay
 from sidecar.source.snapshot import EngineSnapshot, ScrapeOutcome
+from sidecar.source.window import difference
 from sidecar.vllm_plugin.records import (
     RECORD_BYTES,
     RING_CAPACITY,
     RING_HEADER_BYTES,
+    FinishedRequest,
     StepRecord,
     encode_record,
     record_offset,
@@ -30,23 +34,25 @@ from tests.sidecar.helpers import bad, capture, good, parse
 REPOSITORY = Path(__file__).parents[3]
 
 
-def write(ring: StepRing, count: int = 1, *, running: int = 1) -> None:
+GOOD = FinishedRequest(ttft_s=9.0, tpot_s=0.01, e2e_s=0.1)
+
+
+def write(ring: StepRing, count: int = 1, *, running: int = 1, finished: FinishedRequest = GOOD) -> None:
     for _ in range(count):
         number = ring.next_sequence
-        ring.write(
-            encode_record(
-                StepRecord(
-                    sequence=number,
-                    at_ns=time.monotonic_ns(),
-                    step=number,
-                    running=running,
-                    waiting=0,
-                    kv_usage=0.5,
-                    generation_tokens_total=10 * number,
-                    itl_s=(0.01,),
-                )
-            )
+        record = StepRecord(
+            sequence=number,
+            at_ns=time.monotonic_ns(),
+            step=number,
+            running=running,
+            waiting=0,
+            kv_usage=0.5,
+            generation_tokens_total=10 * number,
+            finished_total=number,
+            finished=(finished,),
+            itl_s=(0.01,),
         )
+        ring.write([encode_record(record)])
     ring.beat()
 
 
@@ -74,7 +80,7 @@ def ring(tmp_path: Path) -> Iterator[StepRing]:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[RingSource]:
-    source = RingSource(tmp_path, edges_s=(0.2, 0.05))
+    source = RingSource(tmp_path, parse_slo("itl:50ms,tpot:20ms,e2e:200ms"))
     yield source
     source.close()
 
@@ -182,7 +188,7 @@ def test_no_content_makes_the_reader_raise_or_hang(
     tmp_path: Path, garbage: bytes, patches: list[tuple[int, bytes]], length: int
 ) -> None:
     ring = StepRing(tmp_path, engine=0)
-    source = RingSource(tmp_path, edges_s=(0.1,))
+    source = RingSource(tmp_path, parse_slo("itl:100ms"))
     write(ring, 3)
     path = next(tmp_path.glob("*.ring"))
     (tmp_path / "steps-9-9.ring").write_bytes(garbage)
@@ -225,3 +231,53 @@ def test_the_plugin_knows_better_than_the_page_and_replaces_a_failed_scrape(ring
     saturated = overlay(bad(ScrapeOutcome.TIMEOUT, t_s=5.0), exact)
     assert (saturated.outcome, saturated.snapshot) == (ScrapeOutcome.OK, exact)
     assert overlay(good(page), None).snapshot == page
+
+
+@pytest.mark.parametrize(
+    ("finished", "violations", "upper"),
+    [
+        (GOOD, 0, 0),
+        (GOOD._replace(e2e_s=0.3), 1, 1),
+        (GOOD._replace(tpot_s=0.03), 1, 1),
+        (GOOD._replace(tpot_s=math.nan), 0, 1),
+        (GOOD._replace(tpot_s=math.nan, e2e_s=0.3), 1, 1),
+        (GOOD._replace(ttft_s=math.nan), 0, 0),
+    ],
+)
+def test_each_finished_request_is_judged_by_all_objectives(
+    ring: StepRing, source: RingSource, finished: FinishedRequest, violations: int, upper: int
+) -> None:
+    before = known(source)
+    write(ring, 2, finished=finished)
+    write(ring, 1)
+    now = replace(known(source), monotonic_s=before.monotonic_s + 1)
+    interval = difference(before, now)
+    assert interval is not None
+    assert interval.judged == (3, 2 * violations, 2 * upper)
+
+
+def test_requests_whose_records_were_lost_may_have_violated(ring: StepRing, source: RingSource) -> None:
+    before = known(source)
+    write(ring, 10)
+    known(source)
+    write(ring, RING_CAPACITY + 100)
+    interval = difference(before, replace(known(source), monotonic_s=before.monotonic_s + 1))
+    assert interval is not None
+    assert interval.judged == (RING_CAPACITY + 110, 0, source.lost_records)
+
+
+def test_the_histograms_of_the_plugin_have_the_thresholds_as_edges(ring: StepRing, source: RingSource) -> None:
+    write(ring)
+    snapshot = known(source)
+    edges = [getattr(snapshot, name).edges for name in ("ttft", "itl", "tpot", "e2e")]
+    assert edges == [(math.inf,), (0.05, math.inf), (0.02, 0.05, math.inf), (0.2, math.inf)]
+
+
+def test_a_plugin_of_another_version_is_unknown_and_warned_of_once(
+    tmp_path: Path, ring: StepRing, source: RingSource, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(ring)
+    with next(tmp_path.glob("*.ring")).open("r+b") as file:
+        file.write(b"WDLRING\x01")
+    assert [read(source), read(source)] == [None, None]
+    assert caplog.text.count("install the wadiloco-vllm-plugin that belongs to this sidecar") == 1

@@ -17,6 +17,8 @@ from sidecar.vllm_plugin.records import (
     RECORD_BYTES,
     SLOT_BYTES,
     VALUES_PER_RECORD,
+    VALUES_PER_REQUEST,
+    FinishedRequest,
     RecordFlag,
     RingHeader,
     Slot,
@@ -34,7 +36,9 @@ from sidecar.vllm_plugin.records import (
 
 COUNTS = st.integers(0, (1 << 32) - 1)
 LONG = st.integers(0, (1 << 63) - 1)
-LATENCIES = st.lists(st.floats(0, 1e6, width=32), max_size=VALUES_PER_RECORD // 3).map(tuple)
+LATENCY = st.floats(0, 1e6, width=32)
+LATENCIES = st.lists(LATENCY, max_size=VALUES_PER_RECORD // 3).map(tuple)
+REQUESTS = st.lists(st.builds(FinishedRequest, LATENCY, LATENCY, LATENCY), max_size=VALUES_PER_RECORD // 9).map(tuple)
 
 
 def record(**changes: object) -> StepRecord:
@@ -63,11 +67,11 @@ def test_a_slot_comes_back_as_it_was_written(
     assert decode_slot(encode_slot(slot)) == slot
 
 
-@given(LATENCIES, LATENCIES, LATENCIES)
+@given(REQUESTS, LATENCIES, LATENCIES)
 def test_a_step_record_comes_back_as_it_was_written(
-    ttft_s: tuple[float, ...], itl_s: tuple[float, ...], e2e_s: tuple[float, ...]
+    finished: tuple[FinishedRequest, ...], ttft_s: tuple[float, ...], itl_s: tuple[float, ...]
 ) -> None:
-    written = record(ttft_s=ttft_s, itl_s=itl_s, e2e_s=e2e_s, flags=RecordFlag.CONTINUED, finished_total=7)
+    written = record(finished=finished, ttft_s=ttft_s, itl_s=itl_s, flags=RecordFlag.CONTINUED, finished_total=7)
     raw = encode_record(written)
     assert len(raw) == RECORD_BYTES
     assert decode_record(raw) == written
@@ -122,3 +126,4 @@ def test_sizes_are_what_other_versions_expect() -> None:
     assert len(gate_header()) == SLOT_BYTES == 64
     assert GATE_BYTES == 64 * (NUM_SLOTS + 1) == 2048
     assert record_offset(1) == record_offset(4097) == 128
+    assert (VALUES_PER_RECORD, VALUES_PER_RECORD % VALUES_PER_REQUEST) == (105, 0)
