@@ -25,6 +25,8 @@ COMMANDS: dict[str, Command] = {
     "synchronizer": Command("diloco.synchronizer.main", "train", "hold the global parameters and take outer steps"),
     "island": Command("diloco.agent.main", "train", "train beside a server: agent and rank worker of one island"),
     "replay": Command("replay.main", "replay", "replay a traffic trace under each policy and compare"),
+    "calibrate": Command("replay.calibrate", None, "SLO violations by load and phase, from recorded traffic"),
+    "doctor": Command("sidecar.doctor", None, "look at a vLLM server and say what to change"),
     "demo": Command("replay.demo", "replay", "the whole loop on this machine: two vLLM servers, two islands"),
 }
 EXTRA_MODULES = {"train": {"torch", "numpy", "safetensors"}, "replay": {"numpy", "matplotlib"}}

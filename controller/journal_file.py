@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from controller.schema import Action, DecisionRecord, Reason
 from service.errors import ConfigError, ConflictError, UnavailableError
+from sidecar.schema import LoadSample
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x57444C43
@@ -176,6 +178,16 @@ class JournalReader:
         columns = "id, t_s, policy, action, reason, round, slots, terms"
         query = f"SELECT {columns} FROM decisions WHERE id > ? ORDER BY id LIMIT ?"  # noqa: S608
         return [_to_decision(row) for row in self._query(query, (since, limit))]
+
+    def samples(self, *, page: int = 5000) -> Iterator[LoadSample]:
+        """Every sample, oldest first; a row that this version cannot read is left out."""
+        last = 0
+        while rows := self._query("SELECT id, body FROM samples WHERE id > ? ORDER BY id LIMIT ?", (last, page)):
+            for number, body in rows:
+                with contextlib.suppress(ValidationError):
+                    yield LoadSample.model_validate_json(str(body))
+                assert isinstance(number, int)
+                last = number
 
     def _query(self, sql: str, arguments: tuple[object, ...]) -> list[tuple[object, ...]]:
         try:

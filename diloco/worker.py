@@ -31,6 +31,7 @@ from diloco.inbox import Inbox, TransferThread
 from diloco.inner import InnerConfig, InnerLoop
 from diloco.island import Island
 from diloco.model import ModelSize, build_model, count_parameters
+from diloco.phase import PhaseTeller, Waited
 from diloco.protocol import (
     Event,
     FailedEvent,
@@ -42,7 +43,7 @@ from diloco.protocol import (
 )
 from diloco.safepoint import Patience, Safepoint, YieldInterrupted, hooked, layers_of, open_gate, pass_by, spaced_out
 from diloco.scheduling import become_idle, pin_to
-from diloco.schema import Phase, Progress, SyncOutcome
+from diloco.schema import Phase, Progress, SyncOutcome, TrainerPhase
 from diloco.transport import SynchronizerClient
 from service.client import client_options
 from service.errors import InputError, UnavailableError, WadilocoError
@@ -100,10 +101,18 @@ class Worker:
         self._loss_at_sync: float | None = None
         self._last_sync_at_s: float | None = None
         self._report_due_s = 0.0
+        self._phases = PhaseTeller(config.gate, slot=config.slot, waited=self._waited)
 
     def run(self) -> None:
         """Join the run and train until told to stop."""
         self._report(Phase.STARTING)
+        self._phases.start()
+        try:
+            self._join_and_train()
+        finally:
+            self._phases.close()
+
+    def _join_and_train(self) -> None:
         if not self._join():
             return
         parameters = count_parameters(self._island.module)
@@ -133,11 +142,14 @@ class Worker:
         while not self._inbox.stop.is_set() and len(self._running_s) < until_steps:
             command = self._inbox.take_due(time.time())
             if command is not None:
+                self._phases.enter(TrainerPhase.SYNC)
                 self._synchronize(command)
             elif self._inbox.paused:
+                self._phases.enter(TrainerPhase.NONE)
                 self._report(Phase.PAUSED)
                 self._inbox.wait(PAUSED_WAIT_S)
             else:
+                self._phases.enter(TrainerPhase.INNER)
                 self._take_step()
                 if time.monotonic() >= self._report_due_s:
                     self._report(Phase.INNER)
@@ -211,6 +223,13 @@ class Worker:
             if wait([future], timeout=STOP_POLL_S).done:
                 return future.result()
         return future.result() if wait([future], timeout=ABANDON_S).done else None
+
+    def _waited(self) -> Waited:
+        """What the safepoint's account says, for the thread that tells it."""
+        if self._safepoint is None:
+            return Waited()
+        yielded = self._safepoint.yielded
+        return Waited(yielded.total_s, is_waiting=yielded.reason is not None)
 
     def _report_waiting(self) -> None:
         """Say now and then that the worker waits, without the work that a norm is."""

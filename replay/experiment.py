@@ -17,6 +17,7 @@ from replay.config import DRAWING_POLICY, ReplaySettings
 from replay.fleet import FleetSpec, Server, TrainingFleet
 from replay.loadgen import PlannedRequest, RequestResult, ServerInfo, Status, run_load
 from replay.processes import Children, free_ports
+from replay.requests_file import write_requests
 from replay.slo import latency, violates
 from replay.summarize import TrainingOutcome, summarize_run
 from replay.summary import Run
@@ -137,6 +138,7 @@ async def run_once(
         watch = _Watch(spec, workload, slo=parse_slo(settings.slo), fleet=fleet, children=children, notify=on_progress)
         started_unix_s = time.time() + LEAD_S
         results = await watch.run(infos, settings)
+        await asyncio.to_thread(write_requests, directory, results)
         rounds = await watch.settle() if fleet is not None else []
     return _conclude(spec, watch, results, rounds, started_unix_s=started_unix_s)
 

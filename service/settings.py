@@ -144,6 +144,8 @@ def _split_meta_arguments(argv: Sequence[str]) -> tuple[list[str], Path | None, 
                 raise ConfigError("needs a file name", field="--config")
         elif argument.startswith("--config="):
             config_file = argument.removeprefix("--config=")
+        elif argument == "--json":
+            rest.append("--as-json")  # the field cannot be named json: that is a method of every model
         else:
             rest.append(argument)
     path = Path(config_file) if config_file is not None else None

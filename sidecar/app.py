@@ -20,6 +20,8 @@ from fastapi import FastAPI, Query
 from service.app import build_app
 from service.client import client_options
 from service.tasks import Background, every, wait_for_exit
+from sidecar.calibration_file import RECORDED_REQUESTS, read_calibration
+from sidecar.calibrator import Phase
 from sidecar.config import SidecarSettings
 from sidecar.forecast import HORIZONS_S
 from sidecar.gate import GATE_PERIOD_S, GateKeeper
@@ -28,13 +30,25 @@ from sidecar.metrics import SidecarMetrics
 from sidecar.observer import Observer
 from sidecar.pace import Pacer
 from sidecar.push import Pusher
-from sidecar.schema import Calibration, Forecast, GateStatus, Load, Pace, PaceMode, PaceRequest, ScrapeStatus, SloReport
+from sidecar.schema import (
+    Calibration,
+    Forecast,
+    GateStatus,
+    Load,
+    Pace,
+    PaceMode,
+    PaceRequest,
+    ScrapeStatus,
+    SloReport,
+    TrainerStatus,
+)
 from sidecar.source.cadence import next_interval_s
 from sidecar.source.parse import PageParser
 from sidecar.source.ring import RingSource, overlay
 from sidecar.source.scrape import Scraper
 from sidecar.source.snapshot import ScrapeResult
 from sidecar.source.transport import open_client, tls_context
+from sidecar.trainers import TrainerWatch
 
 logger = logging.getLogger(__name__)
 
@@ -57,10 +71,20 @@ class Sidecar:
         self.settings = settings
         self.mode = PaceMode.AUTO
         self.observer = Observer(settings, t_s=time.time(), monotonic_s=time.monotonic())
+        if settings.calibration is not None:
+            recorded = read_calibration(settings.calibration, self.observer.slo)
+            self.observer.calibrator.absorb(recorded.calibration, at_most=RECORDED_REQUESTS)
         self.pacer = Pacer()
         self.gate: GateKeeper | None = None
         self.rings: RingSource | None = None
-        self.metrics = SidecarMetrics(self.observer, pace=self.pace, num_queued=self.num_queued, gate=self.gate_status)
+        self.trainers: TrainerWatch | None = None
+        self.metrics = SidecarMetrics(
+            self.observer,
+            pace=self.pace,
+            num_queued=self.num_queued,
+            gate=self.gate_status,
+            trainers=self.trainer_status,
+        )
         self.scrape_interval_s = settings.scrape_interval_s
         """Until the next scrape."""
         self.scrape: ScrapeResult | None = None
@@ -93,6 +117,9 @@ class Sidecar:
             duration_s=self.scrape.duration_s,
             interval_s=self.scrape_interval_s,
         )
+
+    def trainer_status(self) -> TrainerStatus | None:
+        return self.trainers.status() if self.trainers is not None else None
 
     def num_queued(self) -> int:
         return len(self._pusher) if self._pusher is not None else 0
@@ -147,6 +174,7 @@ class Sidecar:
     def _open_gate(self, directory: Path, clients: AsyncExitStack, tasks: Background) -> None:
         self.rings = RingSource(directory, self.observer.slo)
         clients.callback(self.rings.close)
+        self.trainers = TrainerWatch(directory, now_ns=time.monotonic_ns())
         gate = self.gate = GateKeeper(directory, scrape_interval_s=self.settings.scrape_interval_s)
         clients.callback(gate.close)
 
@@ -184,7 +212,7 @@ class Sidecar:
             self._set_interval(result.duration_s)
             if self.rings is not None:
                 result = overlay(result, self.rings.read(t_s=result.t_s, monotonic_s=time.monotonic()))
-            sample = self.observer.observe(result, interval_s=self.scrape_interval_s)
+            sample = self.observer.observe(result, interval_s=self.scrape_interval_s, phase=self._trainer_phase(result))
             is_exact = self.gate is not None and self.gate.is_exact
             self.pacer.advance(sample.pressure_frac, is_exact=is_exact, now_s=result.monotonic_s)
             if self._pusher is not None:
@@ -202,6 +230,13 @@ class Sidecar:
             logger.info(
                 "scrape interval_s=%.2f duration_s=%.3f usual_s=%g", self.scrape_interval_s, duration_s, usual_s
             )
+
+    def _trainer_phase(self, result: ScrapeResult) -> Phase | None:
+        """What the trainers did since the last good page: the interval that the page tells about."""
+        if self.trainers is None:
+            return None
+        self.trainers.poll(time.monotonic_ns())
+        return self.trainers.take() if result.snapshot is not None else None
 
 
 def create_app(settings: SidecarSettings) -> FastAPI:
@@ -241,6 +276,7 @@ def _add_reading_routes(app: FastAPI, sidecar: Sidecar) -> None:
             source="plugin" if snapshot is not None and snapshot.exact else "scrape",
             max_num_seqs=sidecar.rings.max_num_seqs if sidecar.rings is not None else None,
             gate=sidecar.gate_status(),
+            trainer=sidecar.trainer_status(),
             window=observer.window(since_monotonic_s=now_s - window_s) if window_s > 0 else (),
         )
 

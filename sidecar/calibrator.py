@@ -9,7 +9,7 @@ drawn to a prior π that is itself learned: for phase ``none`` the phase's overa
 estimate of ``none`` in that bin plus the phase's overall excess over it, which is `PRIOR_EXCESS` before it was seen:
 what is unknown counts as harmful. More load never makes a violation less probable: pool-adjacent-violators (Ayer et al.
 1955) makes each phase monotone, weighted by n, so that a bin without data goes along with its neighbours. The interval
-is that of the pooled posterior (normal approximation, 90 %).
+is Wilson's (1927) at 90 % for the pooled n + κ requests: unlike the normal one it holds where violations are rare.
 
 The cost of a sync that starts s seconds from now and lasts d is
 
@@ -155,6 +155,19 @@ class Calibrator:
         self._requests = {phase: list(state.requests[phase]) for phase in Phase}
         self._violations = {phase: list(state.violations[phase]) for phase in Phase}
 
+    def absorb(self, state: CalibratorState, *, at_most: float = math.inf) -> None:
+        """Add exported counts; of each phase they weigh at most as much as ``at_most`` requests.
+
+        Raises:
+            ValueError: as `restore`.
+        """
+        added = Calibrator()
+        added.restore(state)
+        for phase in Phase:
+            weight = min(1.0, at_most / max(added.num_requests(phase), 1.0))
+            for own, others in ((self._requests, added._requests), (self._violations, added._violations)):
+                own[phase] = [mine + weight * more for mine, more in zip(own[phase], others[phase], strict=True)]
+
     def _priors(self, phase: Phase) -> list[float]:
         """Per bin."""
         if phase is Phase.NONE:
@@ -189,5 +202,12 @@ def pool_adjacent_violators(means: Sequence[float], weights: Sequence[float]) ->
 
 
 def _estimate(mean: float, weight: float, *, requests: float) -> Estimate:
-    margin = NORMAL_Q95 * math.sqrt(max(mean * (1.0 - mean), 0.0) / (weight + 1.0))
-    return Estimate(mean, max(mean - margin, 0.0), min(mean + margin, 1.0), requests)
+    low, high = wilson_interval(mean, weight)
+    return Estimate(mean, min(low, mean), max(high, mean), requests)
+
+
+def wilson_interval(share: float, num: float, *, z: float = NORMAL_Q95) -> tuple[float, float]:
+    """Wilson's score interval of a share that was seen among ``num``; z = 1.645 is two-sided 90 %."""
+    center = (share + z * z / (2 * num)) / (1 + z * z / num)
+    margin = z / (1 + z * z / num) * math.sqrt(max(share * (1 - share), 0.0) / num + z * z / (4 * num * num))
+    return max(center - margin, 0.0), min(center + margin, 1.0)

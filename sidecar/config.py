@@ -72,6 +72,9 @@ class SidecarSettings(ServiceSettings):
     state_file: Path | None = None
     """File that keeps what was learned (forecasts, calibration) over a restart, written every minute and at the end;
     nothing is kept when left out."""
+    calibration: Path | None = None
+    """File of wadiloco calibrate: what recorded traffic says about SLO violations under load, to begin with until live
+    requests say it better. What a state file has learned counts before it."""
     push_interval_s: float = Field(default=1.0, ge=0.1, le=60)
     """Seconds between batches to the controller."""
     push_queue_samples: int = Field(default=3600, ge=1, le=100_000)

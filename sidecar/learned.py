@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
+from service.errors import InputError
 from sidecar.calibrator import CalibratorState
 from sidecar.forecast.state import BurstState, Document, ForecasterState
+from sidecar.slo import Slo
 
 logger = logging.getLogger(__name__)
 
@@ -29,28 +31,60 @@ class LearnedState(Document):
     t_s: float = Field(ge=0)
     """Unix time of the newest observation."""
     server_id: str
+    slo: str | None = None
+    """What the calibration is about (`objective_text`); files from before it was kept do not say."""
     arrivals: ForecasterState
     in_engine: ForecasterState
     bursts: BurstState
     calibration: CalibratorState
 
 
+def objective_text(slo: Slo) -> str:
+    """What the violations of a calibration are about: thresholds, not the share of requests that must keep them."""
+    thresholds, _, _ = str(slo).partition("@")
+    return ",".join(sorted(thresholds.split(",")))
+
+
 def read_learned(path: Path) -> LearnedState | None:
     """What the file holds; None, with a line in the log, when there is none or it cannot be used."""
+    if not path.exists():
+        logger.info("cold start: no state file yet at %s", path)
+        return None
+    try:
+        return load_learned(path)
+    except InputError as exc:
+        logger.warning("cold start: %s", exc.message)
+    return None
+
+
+def load_learned(path: Path) -> LearnedState:
+    """What the file holds.
+
+    Raises:
+        InputError: it cannot be read, or is no state file of this version.
+    """
+    return load_document(path, LearnedState, field="state_file", kind="state file")
+
+
+D = TypeVar("D", bound=Document)
+
+
+def load_document(path: Path, model: type[D], *, field: str, kind: str) -> D:
+    """A file that `replace_file` wrote.
+
+    Raises:
+        InputError: it cannot be read, is too large, or is something else; ``field`` is the setting at fault.
+    """
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            logger.warning("cold start: %s is over %d bytes, no state file of a sidecar", path, MAX_FILE_BYTES)
-            return None
-        return LearnedState.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        logger.info("cold start: no state file yet at %s", path)
+            raise InputError(f"{path} is over {MAX_FILE_BYTES} bytes, no {kind} of a sidecar", field=field)
+        return model.model_validate_json(path.read_bytes())
     except OSError as exc:
-        logger.warning("cold start: %s cannot be read: %s", path, exc.strerror or exc)
+        raise InputError(f"{path} cannot be read: {exc.strerror or exc}", field=field) from exc
     except ValidationError as exc:
         first = exc.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "file"
-        logger.warning("cold start: %s is no state file of this version: %s: %s", path, where, first["msg"])
-    return None
+        raise InputError(f"{path} is no {kind} of this version: {where}: {first['msg']}", field=field) from exc
 
 
 def write_learned(path: Path, learned: LearnedState) -> None:
@@ -59,10 +93,19 @@ def write_learned(path: Path, learned: LearnedState) -> None:
     Raises:
         OSError: it cannot be written; the old file is untouched.
     """
+    replace_file(path, learned.model_dump_json())
+
+
+def replace_file(path: Path, content: str) -> None:
+    """Replace a file whole: a new one beside it, synced, renamed over it.
+
+    Raises:
+        OSError: it cannot be written; the old file is untouched.
+    """
     beside = path.with_name(path.name + ".new")
     try:
         with beside.open("wb") as file:
-            file.write(learned.model_dump_json().encode())
+            file.write(content.encode())
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)

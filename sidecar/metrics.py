@@ -20,6 +20,7 @@ from sidecar.schema import (
     Pace,
     SloReport,
     SloWindow,
+    TrainerStatus,
 )
 from sidecar.source.signals import NEEDED_SIGNALS
 from sidecar.source.snapshot import EngineSnapshot, ScrapeOutcome, ScrapeResult
@@ -50,6 +51,7 @@ class SidecarMetrics:
         pace: Callable[[], Pace],
         num_queued: Callable[[], int],
         gate: Callable[[], GateStatus | None],
+        trainers: Callable[[], TrainerStatus | None],
     ) -> None:
         self.registry = CollectorRegistry()
         self._scrapes = Counter(
@@ -79,7 +81,7 @@ class SidecarMetrics:
             registry=self.registry,
         )
         self.registry.register(ObserverCollector(observer, pace=pace, num_queued=num_queued))
-        self.registry.register(GateCollector(gate))
+        self.registry.register(GateCollector(gate, trainers))
 
     def count_scrape(self, result: ScrapeResult) -> None:
         self._scrapes.labels(result.outcome).inc()
@@ -128,12 +130,14 @@ class ObserverCollector(Collector):
 
 
 class GateCollector(Collector):
-    """What the gate said last; nothing without a gate."""
+    """What the gate, and the trainers in its folder, said last; nothing without a gate."""
 
-    def __init__(self, gate: Callable[[], GateStatus | None]) -> None:
+    def __init__(self, gate: Callable[[], GateStatus | None], trainers: Callable[[], TrainerStatus | None]) -> None:
         self._gate = gate
+        self._trainers = trainers
 
     def collect(self) -> Iterator[Metric]:
+        yield from _trainer_metrics(self._trainers())
         status = self._gate()
         if status is None:
             return
@@ -142,6 +146,18 @@ class GateCollector(Collector):
         info = GaugeMetricFamily(f"{PREFIX}_gate_state", "1 for what holds", labels=["reason", "source"])
         info.add_metric([status.reason, status.source or "none"], 1.0)
         yield info
+
+
+def _trainer_metrics(status: TrainerStatus | None) -> Iterator[Metric]:
+    if status is None:
+        return
+    yield _gauge("trainers", "Trainers beside the server that say what they do", status.num_trainers)
+    spent = CounterMetricFamily(
+        f"{PREFIX}_trainer_phase_seconds", "Time of the trainers beside the server, by what they did", labels=["phase"]
+    )
+    for phase, seconds in status.phase_seconds_total.items():
+        spent.add_metric([phase], seconds)
+    yield spent
 
 
 def _states(current: EngineState) -> Metric:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from sidecar.calibrator import LOAD_EDGES, Calibrator, LoadForecast, Phase
 from sidecar.config import SidecarSettings
 from sidecar.forecast import HORIZONS_S, BurstForecaster, SmoothingForecaster
-from sidecar.learned import LearnedState
+from sidecar.learned import LearnedState, objective_text
 from sidecar.pressure import pressure
 from sidecar.schema import (
     Calibration,
@@ -83,12 +83,12 @@ class Observer:
         return self._arrivals.num_observations
 
     def observe(
-        self, result: ScrapeResult, *, interval_s: float | None = None, phase: Phase = Phase.NONE
+        self, result: ScrapeResult, *, interval_s: float | None = None, phase: Phase | None = None
     ) -> LoadSample:
         """Take in one scrape and say what it means.
 
-        ``interval_s`` is the time between scrapes now (left out, the usual one), ``phase`` what the trainer did since
-        the last one.
+        ``interval_s`` is the time between scrapes now (left out, the usual one), ``phase`` what the trainers did since
+        the last good one; None, when nobody tells, counts as none.
         """
         before, last_page = self.status, self.snapshot
         interval_s = self._settings.scrape_interval_s if interval_s is None else interval_s
@@ -103,10 +103,10 @@ class Observer:
         interval = None if result.snapshot is None else self._take_page(result.snapshot, longest_s=longest_s)
         verdict = self._judge(interval, now_s=result.monotonic_s)
         if verdict is not None and last_page is not None and result.snapshot is not None:
-            self._calibrate(last_page, result.snapshot, verdict, phase=phase)
+            self._calibrate(last_page, result.snapshot, verdict, phase=phase or Phase.NONE)
         if result.snapshot is not None and self.status.state is EngineState.READY:
             self._learn(result.snapshot, interval)
-        self.sample = self._make_sample(result, interval, verdict)
+        self.sample = self._make_sample(result, interval, verdict, phase=phase)
         self.sample_monotonic_s = result.monotonic_s
         self._samples.append((result.monotonic_s, self.sample))
         while self._samples[0][0] < result.monotonic_s - self._settings.window_s:
@@ -137,6 +137,7 @@ class Observer:
         return LearnedState(
             t_s=t_s,
             server_id=self._settings.server_id,
+            slo=objective_text(self.slo),
             arrivals=self._arrivals.export(),
             in_engine=self._in_engine.export(),
             bursts=self._bursts.export(),
@@ -160,7 +161,11 @@ class Observer:
         calibrator = Calibrator()
         calibrator.restore(learned.calibration)
         self._arrivals, self._in_engine = fresh
-        self._bursts, self.calibrator = bursts, calibrator
+        self._bursts = bursts
+        if learned.slo not in (None, objective_text(self.slo)):
+            logger.warning("calibration of the state file is about %s, not %s: not taken over", learned.slo, self.slo)
+        elif any(calibrator.num_requests(phase) for phase in Phase):
+            self.calibrator = calibrator  # what it began with is part of it
 
     def window(self, *, since_monotonic_s: float) -> tuple[LoadSample, ...]:
         return tuple(sample for seen_s, sample in self._samples if seen_s >= since_monotonic_s)
@@ -252,7 +257,9 @@ class Observer:
                 seasonal_mean=self._arrivals.seasonal_mean,
             )
 
-    def _make_sample(self, result: ScrapeResult, interval: Interval | None, verdict: Bounds | None) -> LoadSample:
+    def _make_sample(
+        self, result: ScrapeResult, interval: Interval | None, verdict: Bounds | None, *, phase: Phase | None
+    ) -> LoadSample:
         page = result.snapshot
         forecast = self.predict()
         return LoadSample(
@@ -280,6 +287,7 @@ class Observer:
             pressure_frac=pressure(
                 self.status.state, page, forecast=forecast, busy_requests=self._settings.busy_requests
             ),
+            trainer_phase=phase and phase.value,
             forecast=forecast,
         )
 

@@ -7,7 +7,7 @@ Wall-clock times are Unix seconds; durations are seconds.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,7 @@ from service.wire import Order, Wire
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
+PhaseName = Literal["none", "inner", "sync"]
 
 
 class EngineState(StrEnum):
@@ -95,7 +96,23 @@ class LoadSample(Wire):
     """How many may have missed one; equal to ``slo_violations`` where that is exact."""
     pressure_frac: Fraction | None = None
     """How loaded the server is now and within the next seconds: 0 idle, 1 full. None is unknown and counts as full."""
+    trainer_phase: PhaseName | None = None
+    """What the trainers beside the server did in the interval, the strongest of sync, inner and none; None without a
+    gate, through which they tell."""
     forecast: tuple[ForecastPoint, ...] = ()
+
+
+class TrainerStatus(Wire):
+    """What the trainers beside the server tell."""
+
+    num_trainers: int = Field(ge=0, examples=[1])
+    """That live, and say what they do."""
+    phase: PhaseName = Field(examples=["inner"])
+    """At the last scrape, the strongest of sync, inner and none."""
+    phase_seconds_total: dict[PhaseName, NonNegative] = Field(
+        examples=[{"none": 12.0, "inner": 40.5, "sync": 1.5}], default_factory=dict
+    )
+    """Seconds in each phase since the sidecar started, added over the trainers."""
 
 
 class GateStatus(Wire):
@@ -145,6 +162,8 @@ class Load(Wire):
     max_num_seqs: int | None = None
     """Requests that one engine runs at once; only the plugin tells."""
     gate: GateStatus | None = None
+    """None without a gate."""
+    trainer: TrainerStatus | None = None
     """None without a gate."""
     window: tuple[LoadSample, ...] = ()
     """Recent observations, oldest first (``?window_s=`` limits them)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import os
 import platform
 from collections.abc import Iterator
@@ -21,6 +22,16 @@ hypothesis.settings.load_profile("wadiloco")
 
 ROOT = Path(__file__).parents[1]
 VLLM = LocalVllm(ROOT / os.environ.get("VLLM_VENV", ".venv-vllm"), ROOT / ".local" / "tiny-llama")
+
+
+@pytest.fixture
+def root_logging() -> Iterator[None]:
+    """Logging as it was, after a test that runs a command within this process: commands configure it."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
 
 
 @pytest.fixture

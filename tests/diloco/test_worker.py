@@ -33,6 +33,8 @@ from diloco.protocol import (
 )
 from diloco.schema import Phase, Progress, SyncOutcome, SyncReport
 from diloco.transport import SynchronizerClient
+from sidecar.calibrator import Phase as ServerPhase
+from sidecar.trainers import TrainerWatch
 from sidecar.vllm_plugin.gate_writer import GateWriter, Heartbeat
 from sidecar.vllm_plugin.records import SlotFlag
 
@@ -355,6 +357,41 @@ def test_a_worker_behind_a_closed_gate_waits_and_still_obeys(serve: Serve, start
     worker.progress(lambda p: p.yield_reason == "in_flight")
     worker.send(StopCommand())
     assert worker.finish() == 0
+    heartbeat.stop()
+    gate.close()
+
+
+def test_the_sidecar_sees_what_a_worker_does(serve: Serve, start: Start, tmp_path: Path) -> None:
+    gate = GateWriter(tmp_path / "gate", SlotFlag.INGRESS)
+    heartbeat = Heartbeat()
+    heartbeat.add(gate.beat)
+    watch = TrainerWatch(tmp_path / "gate", now_ns=time.monotonic_ns())
+
+    def sees(phase: ServerPhase) -> None:
+        deadline_s = time.monotonic() + DEADLINE_S
+        while True:
+            threading.Event().wait(0.3)
+            watch.poll(time.monotonic_ns())
+            if (taken := watch.take()) is phase:
+                return
+            assert time.monotonic() < deadline_s, f"{taken}, not {phase}"
+
+    worker = start(serve(tmp_path / "sync", quorum=2), gate=tmp_path / "gate")
+    sees(ServerPhase.INNER)
+    gate.update(in_flight=1)
+    sees(ServerPhase.NONE)
+    gate.update(in_flight=0)
+    # The round does not close, for there is no other island.
+    worker.send(SyncCommand(round=0, epoch=1, deadline_s=time.time() + 1.0))
+    sees(ServerPhase.SYNC)
+    sees(ServerPhase.INNER)
+    worker.send(PauseCommand())
+    sees(ServerPhase.NONE)
+    assert watch.status().num_trainers == 1
+    assert 0.8 <= watch.total_s[ServerPhase.SYNC] < 1.0 + DEADLINE_S
+    worker.send(StopCommand())
+    assert worker.finish() == 0
+    assert not list((tmp_path / "gate").glob("trainer-*"))
     heartbeat.stop()
     gate.close()
 

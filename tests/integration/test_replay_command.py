@@ -64,6 +64,12 @@ def test_three_policies_on_real_traffic(vllm_url: str, tmp_path: Path) -> None:
         assert policy in (out / "report.md").read_text()
         assert policy in done.stdout
     assert (out / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    calibrate = [*WADILOCO, "calibrate", "--replay", str(out), "--out", str(tmp_path / "calibration.json"), "--json"]
+    counted = json.loads(subprocess.run(calibrate, capture_output=True, text=True, timeout=60, check=True).stdout)
+    requests = {phase: sum(bin_["requests"] for bin_ in bins) for phase, bins in counted["phases"].items()}
+    # Without a gate the islands train all the time, and sync eight times within a second or so.
+    assert requests["inner"] > 10 * requests["none"]
+    assert requests["sync"] > 0
 
 
 def test_interrupt_ends_everything_with_one_message(vllm_url: str, tmp_path: Path) -> None:

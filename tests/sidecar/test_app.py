@@ -14,6 +14,8 @@ from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 
+from diloco.phase import PhaseTeller
+from diloco.schema import TrainerPhase
 from sidecar.app import Sidecar, create_app
 from sidecar.config import SidecarSettings
 from sidecar.schema import Calibration, EngineState, Forecast, Load, Pace, SloReport
@@ -107,6 +109,49 @@ def test_calibration_and_sync_costs_of_a_busy_server(server: Upstream) -> None:
         # 12 or more arrivals per second, two seconds, and a sync that was never seen.
         assert calibration.sync_costs[0].violations > 1
         assert (await gauges(client))["calibration_requests none"] == pytest.approx(13)
+
+    run(settings_for(server.url), body)
+
+
+def test_what_the_trainer_does_is_charged_for_what_happens(server: Upstream, tmp_path: Path) -> None:
+    async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
+        await until(lambda: sidecar.observer.sample is not None, "a first page")
+        trainer = PhaseTeller(tmp_path)
+        trainer.enter(TrainerPhase.SYNC)
+        await until(lambda: sidecar.trainers is not None and sidecar.trainers.take() == "sync", "the sync")
+        server.page = capture("busy-1s-later")
+        while sidecar.observer.slo_requests_total < 13:
+            trainer.beat()
+            await asyncio.sleep(0.02)
+        trainer.beat()
+        sample = sidecar.observer.window(since_monotonic_s=0.0)
+        assert [s.trainer_phase for s in sample if s.slo_requests] == ["sync"]
+        calibration = Calibration.model_validate((await client.get("/v1/calibration")).json())
+        assert {name: sum(b.requests for b in bins) for name, bins in calibration.phases.items()} == {
+            "none": 0,
+            "inner": 0,
+            "sync": pytest.approx(13),
+        }
+        load = Load.model_validate((await client.get("/v1/load")).json())
+        assert load.trainer is not None
+        assert (load.trainer.num_trainers, load.trainer.phase) == (1, "sync")
+        values = await gauges(client)
+        assert values["trainers"] == 1
+        assert values["trainer_phase_seconds_total sync"] > 0
+        assert values["trainer_phase_seconds_total inner"] == 0
+        trainer.close()
+
+    run(settings_for(server.url, gate=tmp_path), body)
+
+
+def test_without_a_gate_nobody_tells_the_phase(server: Upstream) -> None:
+    async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
+        await until(lambda: sidecar.observer.sample is not None, "a first page")
+        load = Load.model_validate((await client.get("/v1/load")).json())
+        assert load.trainer is None
+        assert load.sample is not None
+        assert load.sample.trainer_phase is None
+        assert not [name for name in await gauges(client) if name.startswith("trainer")]
 
     run(settings_for(server.url), body)
 

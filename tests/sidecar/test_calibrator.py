@@ -18,9 +18,14 @@ from sidecar.calibrator import (
     Phase,
     bin_of,
     pool_adjacent_violators,
+    wilson_interval,
 )
 
-TRUTH = {Phase.NONE: lambda load: min(0.01 * load, 1.0), Phase.SYNC: lambda load: min(0.05 + 0.04 * load, 1.0)}
+TRUTH = {
+    Phase.NONE: lambda load: min(0.01 * load, 1.0),
+    Phase.INNER: lambda load: min(0.02 + 0.02 * load, 1.0),
+    Phase.SYNC: lambda load: min(0.05 + 0.04 * load, 1.0),
+}
 
 
 def taught(*phases: Phase, num: int = 4000, seed: int = 1) -> Calibrator:
@@ -86,6 +91,33 @@ def test_a_sync_costs_more_where_more_load_and_more_arrivals_are_expected() -> N
     assert costs[2].violations == pytest.approx(3 * costs[1].violations)
 
 
+FORECASTS = st.lists(
+    st.builds(LoadForecast, st.floats(0, 60), st.floats(0, 1e3), st.floats(0, 300)), min_size=1, max_size=10
+)
+
+
+@given(FORECASTS, st.floats(0.1, 600), st.integers(0, 2**32))
+def test_a_cost_is_never_negative_and_grows_with_what_meets_the_sync(
+    ahead: list[LoadForecast], duration_s: float, seed: int
+) -> None:
+    calibrator = taught(*Phase, num=30, seed=seed)
+    costs = calibrator.sync_costs(ahead, duration_s=duration_s)
+    assert [cost.start_s for cost in costs] == [forecast.start_s for forecast in ahead]
+    for cost, forecast in zip(costs, ahead, strict=True):
+        assert 0 <= cost.violations <= forecast.arrivals_per_s * duration_s
+    longer = calibrator.sync_costs(ahead, duration_s=2 * duration_s)
+    assert [cost.violations for cost in longer] == pytest.approx([2 * cost.violations for cost in costs])
+
+
+def test_the_lull_ahead_is_the_cheapest_start() -> None:
+    calibrator = taught(Phase.NONE, Phase.SYNC)
+    ahead = [
+        LoadForecast(start_s, 4.0 if start_s < 30 else 0.2, 12.0 if start_s < 30 else 0.5) for start_s in range(60)
+    ]
+    costs = calibrator.sync_costs(ahead, duration_s=3.0)
+    assert min(costs, key=lambda cost: cost.violations).start_s == 30
+
+
 def test_old_observations_fade() -> None:
     calibrator = Calibrator()
     for violations in (1, 0):
@@ -111,6 +143,60 @@ def test_probabilities_never_fall_with_load(data: list[tuple[float, Phase, int, 
         assert len(curve) == NUM_BINS
         assert all(0 <= e.low <= e.probability <= e.high <= 1 for e in curve)
         assert all(a.probability <= b.probability + 1e-12 for a, b in pairwise(curve))
+
+
+COUNTS = st.lists(
+    st.tuples(st.sampled_from(LOAD_EDGES), st.integers(1, 5000), st.floats(0, 1)), min_size=1, max_size=NUM_BINS
+)
+
+
+@given(COUNTS)
+def test_an_estimate_lies_between_what_was_counted_and_the_prior(counts: list[tuple[float, int, float]]) -> None:
+    calibrator, rates = Calibrator(), []
+    for load, requests, share in counts:
+        calibrator.observe(load=load, phase=Phase.NONE, requests=requests, violations=int(share * requests))
+    for load, *_ in counts:
+        state, index = calibrator.export(), bin_of(load)
+        rates.append(state.violations[Phase.NONE][index] / state.requests[Phase.NONE][index])
+    overall = [calibrator._rate(Phase.NONE)]
+    for estimate in calibrator.curve(Phase.NONE):
+        assert min(rates + overall) - 1e-9 <= estimate.probability <= max(rates + overall) + 1e-9
+
+
+@given(st.floats(0, 1), st.integers(1, 60), st.integers(2, 100))
+def test_the_same_share_among_more_requests_moves_further_from_the_prior(share: float, few: int, times: int) -> None:
+    distances = []
+    for num in (few, few * times):
+        calibrator = Calibrator()
+        # Much elsewhere holds the prior in place.
+        calibrator.observe(load=0, phase=Phase.NONE, requests=10**6, violations=0)
+        calibrator.observe(load=300, phase=Phase.NONE, requests=num, violations=share * num)
+        distances.append(abs(calibrator.probability(300, Phase.NONE).probability - share))
+    assert distances[1] <= distances[0] + 1e-6
+
+
+@pytest.mark.parametrize("truth", [0.0, 0.01, 0.1, 0.5, 0.99])
+def test_intervals_hold_the_truth_as_often_as_they_say(truth: float) -> None:
+    rng, held = random.Random(3), 0
+    for _ in range(200):
+        calibrator = Calibrator()
+        violations = sum(rng.random() < truth for _ in range(500))
+        calibrator.observe(load=3, phase=Phase.NONE, requests=500, violations=violations)
+        estimate = calibrator.probability(3, Phase.NONE)
+        held += estimate.low <= truth + 1e-3 and truth - 1e-3 <= estimate.high
+    assert held >= 0.85 * 200
+
+
+@given(st.floats(0, 1), st.floats(0.5, 1e6))
+def test_wilson_holds_the_share_and_stays_within_0_and_1(share: float, num: float) -> None:
+    low, high = wilson_interval(share, num)
+    assert 0 <= low <= share + 1e-9
+    assert share - 1e-9 <= high <= 1
+
+
+def test_wilson_is_that_of_the_textbook() -> None:
+    # Newcombe (1998), table I: 81 of 263 at 95 %.
+    assert wilson_interval(81 / 263, 263, z=1.959964) == pytest.approx((0.2553, 0.3662), abs=5e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,199 @@
+"""Asks a server and its peers what the doctor wants to know. Every wait has a deadline; nothing raises.
+
+Names are resolved first, on threads that the process does not wait for: a resolver that hangs would else hold the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import logging
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from service.client import client_options, explain_response
+from service.settings import ServiceSettings
+from sidecar.doctor_evidence import PeerEvidence, ServerEvidence
+from sidecar.source.parse import PageParser
+from sidecar.source.scrape import Scraper
+from sidecar.source.snapshot import ScrapeOutcome, ScrapeResult
+
+logger = logging.getLogger(__name__)
+
+SCRAPE_PERIOD_S = 0.5
+MAX_ANSWER_BYTES = 64 << 10
+GUARDED = {"sidecar": "/v1/pace", "controller": "/v1/policy"}
+"""A path of each peer that needs the token."""
+
+
+class Probe:
+    """Asks with one deadline per answer."""
+
+    def __init__(self, access: ServiceSettings, *, timeout_s: float) -> None:
+        """``access`` has the TLS files, and the token for peers."""
+        self._access = access
+        self._timeout_s = timeout_s
+
+    async def server(self, url: str, *, metric_prefix: str, watch_s: float) -> ServerEvidence:
+        """Scrape for ``watch_s`` seconds, and ask for the version."""
+        host = urlsplit(url).hostname or ""
+        addresses = await asyncio.to_thread(resolve, url, timeout_s=self._timeout_s)
+        if isinstance(addresses, str):
+            return ServerEvidence(url=url, host=host, resolve_error=addresses)
+        dates: list[float] = []
+
+        async def note_date(response: httpx.Response) -> None:
+            sent_s = parse_date(response.headers.get("date"))
+            if sent_s is not None:
+                dates.append(sent_s - time.time())
+
+        options = client_options(self._access, url + "/", timeout_s=self._timeout_s)
+        options["headers"] = {}  # the token is for the fleet's own services
+        async with httpx.AsyncClient(**options, event_hooks={"response": [note_date]}) as client:
+            scraper = Scraper(client, parser=PageParser(metric_prefix), timeout_s=self._timeout_s)
+            results = await watch(scraper, watch_s=watch_s)
+            is_answering = results[0].outcome in (ScrapeOutcome.OK, ScrapeOutcome.NO_SERIES)
+            version = await self._version(client) if is_answering else None
+        return ServerEvidence(
+            url=url,
+            host=host,
+            metric_prefix=metric_prefix,
+            is_local=any(map(is_own_address, addresses)),
+            results=results,
+            skew_s=skew(dates),
+            version=version,
+        )
+
+    async def peer(self, name: str, url: str) -> PeerEvidence:
+        """Whether a sidecar or controller is alive and takes the token."""
+        addresses = await asyncio.to_thread(resolve, url, timeout_s=self._timeout_s)
+        if isinstance(addresses, str):
+            return PeerEvidence(name=name, url=url, problem=addresses, remedy=f"check the host in --{name}")
+        options = client_options(self._access, url, timeout_s=self._timeout_s)
+        async with httpx.AsyncClient(**options) as client:
+            health = await self._ask(client, "/healthz")
+            if isinstance(health, str):
+                remedy = f"start the {name}, or correct --{name}"
+                return PeerEvidence(name=name, url=url, problem=health, remedy=remedy)
+            body = as_json(health)
+            if health.is_error or not isinstance(body, dict) or "status" not in body:
+                problem = "a task of it died" if health.status_code == 503 else f"is no {name}"
+                remedy = f"see its log and {url}/healthz" if health.status_code == 503 else f"correct --{name}"
+                return PeerEvidence(name=name, url=url, problem=problem, remedy=remedy)
+            guarded = await self._ask(client, GUARDED[name])
+            if isinstance(guarded, str):
+                return PeerEvidence(name=name, url=url, problem=guarded, remedy="see its log")
+            if guarded.is_error:
+                remedy = "set --token to that of the fleet" if guarded.status_code == 401 else f"correct --{name}"
+                return PeerEvidence(name=name, url=url, problem=explain_response(guarded), remedy=remedy)
+        return PeerEvidence(name=name, url=url)
+
+    async def _version(self, client: httpx.AsyncClient) -> str | None:
+        answer = await self._ask(client, "version")
+        if isinstance(answer, str) or answer.is_error:
+            return None
+        body = as_json(answer)
+        version = body.get("version") if isinstance(body, dict) else None
+        return version if isinstance(version, str) else None
+
+    async def _ask(self, client: httpx.AsyncClient, path: str) -> httpx.Response | str:
+        """The answer with its body, at most `MAX_ANSWER_BYTES` of it; or why there is none."""
+        try:
+            async with asyncio.timeout(self._timeout_s), client.stream("GET", path) as response:
+                body = bytearray()
+                async for chunk in response.aiter_bytes():
+                    body += chunk
+                    if len(body) > MAX_ANSWER_BYTES:
+                        return f"answered {path} with over {MAX_ANSWER_BYTES} bytes"
+                return httpx.Response(response.status_code, content=bytes(body))
+        except (TimeoutError, httpx.TimeoutException):
+            return f"no answer within {self._timeout_s:g} s"
+        except httpx.HTTPError as exc:
+            return f"{type(exc).__name__}: {exc}"
+
+
+async def watch(scraper: Scraper, *, watch_s: float) -> tuple[ScrapeResult, ...]:
+    """Scrapes over so many seconds; one alone when it was no good."""
+    results = [await scrape(scraper)]
+    if results[0].outcome is not ScrapeOutcome.OK:
+        return tuple(results)
+    for _ in range(max(math.ceil(watch_s / SCRAPE_PERIOD_S), 1)):
+        await asyncio.sleep(SCRAPE_PERIOD_S)
+        results.append(await scrape(scraper))
+    return tuple(results)
+
+
+async def scrape(scraper: Scraper) -> ScrapeResult:
+    """One scrape, whatever the server makes of it."""
+    try:
+        return await scraper.scrape()
+    except Exception as exc:
+        logger.info("a scrape failed in the scraper itself", exc_info=True)
+        return ScrapeResult(
+            outcome=ScrapeOutcome.INTERNAL,
+            t_s=time.time(),
+            monotonic_s=time.monotonic(),
+            duration_s=0.0,
+            detail=f"{type(exc).__name__}: {exc}",
+        )
+
+
+def resolve(
+    url: str, *, timeout_s: float, lookup: Callable[..., list[Any]] = socket.getaddrinfo
+) -> tuple[str, ...] | str:
+    """The addresses of a URL's host; or why there are none."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    found: list[tuple[str, ...] | str] = []
+
+    def look() -> None:
+        try:
+            found.append(tuple(str(entry[4][0]) for entry in lookup(host, port, type=socket.SOCK_STREAM)))
+        except (OSError, UnicodeError) as exc:
+            found.append(f"{host}: {getattr(exc, 'strerror', None) or exc}")
+
+    thread = threading.Thread(target=look, name="resolve", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return found[0] if found else f"{host}: no address within {timeout_s:g} s"
+
+
+def is_own_address(address: str) -> bool:
+    """Whether an address is one of this machine's: a socket can be bound to it."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((address, 0))
+        return True
+    return False
+
+
+def parse_date(text: str | None) -> float | None:
+    """Unix time of a ``Date`` header; None when it is none."""
+    if text is None:
+        return None
+    try:
+        return email.utils.parsedate_to_datetime(text).timestamp()
+    except (ValueError, TypeError, OverflowError, OSError):
+        return None
+
+
+def skew(differences_s: list[float]) -> float | None:
+    """Clock difference from those of several headers, each cut to whole seconds: half a second is added back."""
+    return sorted(differences_s)[len(differences_s) // 2] + 0.5 if differences_s else None
+
+
+def as_json(response: httpx.Response) -> Any:
+    """The body; None when it is no JSON."""
+    try:
+        return json.loads(response.content)
+    except (ValueError, RecursionError):
+        return None
