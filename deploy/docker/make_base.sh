@@ -39,7 +39,8 @@ fi
 sources=$(apt-get indextargets --format '$(CODENAME) $(REPO_URI) $(COMPONENT)' 'Created-By: Packages' |
     awk -v suite="$SUITE" '$1 == suite')
 MIRROR=$(awk 'NR == 1 {print $2}' <<<"$sources")
-[ -n "$MIRROR" ] || fail 3 "apt knows no mirror of $SUITE" "run apt-get update, or set SUITE to a release in apt's sources"
+[ -n "$MIRROR" ] || fail 3 "apt knows no mirror of $SUITE" \
+    "run apt-get update, or set SUITE to a release in apt's sources"
 COMPONENTS=$(awk -v mirror="$MIRROR" '$2 == mirror {print $3}' <<<"$sources" | sort -u | paste -sd,)
 
 mkdir -p "$(dirname "$BASE")"

@@ -92,8 +92,6 @@ def images(storage: Storage, build_options: tuple[str, ...]) -> dict[str, Image]
     """Sidecar and controller."""
     options = ("--ignorefile", str(DOCKER / "Dockerfile.dockerignore"), *build_options)
     return {
-        target: storage.build(
-            f"localhost/wadiloco-{target}", DOCKER / "Dockerfile", ROOT, "--target", target, *options
-        )
+        target: storage.build(f"localhost/wadiloco-{target}", DOCKER / "Dockerfile", ROOT, "--target", target, *options)
         for target in ("sidecar", "controller")
     }

@@ -135,7 +135,6 @@ class Image:
             *command,
         ]
 
-
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run one command in the root file system as the image has it, writable by whom its owners and modes allow."""
         inside = self.as_user(command, self.environment)

@@ -46,8 +46,9 @@ def test_a_living_service_is_healthy_until_it_ends(
         environment |= {"WADILOCO_CONTROLLER_TLS_CERT": cert, "WADILOCO_CONTROLLER_TLS_KEY": key}
     settings = environment | ({"WADILOCO_CONTROLLER_TLS_CA": cert} if security == "mutual tls" else {})
     command = [*WADILOCO, "controller", "--journal", str(tmp_path / "journal.sqlite")]
-    child = children.start("controller", command, log=tmp_path / "log", env=settings)
-    eventually(lambda: is_healthy(environment), what=f"health:\n{child.log_tail()}")
+    children.start("controller", command, log=tmp_path / "log", env=settings)
+    eventually(lambda: is_healthy(environment), what="health")
+    children.check()
     # A proxy in the environment is for others.
     assert is_healthy(environment | {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"})
     children.stop()

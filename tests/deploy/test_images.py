@@ -65,8 +65,12 @@ class Host:
             environment={f"{prefix}{name}": value for name, value in given.items()},
             arguments=("--config", "/run/secrets/token.toml"),
         )
-        eventually(lambda: self.get(service, "/healthz").is_success, what=f"{service}:\n{container.child.log_tail()}")
+        eventually(lambda: self.is_alive(service), what=f"{service} alive")
         return container
+
+    def is_alive(self, service: str) -> bool:
+        self._children.check()
+        return self.get(service, "/healthz").is_success
 
     def get(self, service: str, path: str, token: str = TOKEN) -> httpx.Response:
         headers = {"Authorization": f"Bearer {token}"}
@@ -108,9 +112,8 @@ def test_its_user_can_write_nothing_but_state_and_scratch(images: dict[str, Imag
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_the_service_starts_without_torch_in_the_image(images: dict[str, Image], service: str) -> None:
-    program = (
-        "import importlib.util as u; print([m for m in ('torch', 'numpy', 'vllm', 'pip', 'setuptools') if u.find_spec(m)])"
-    )
+    absent = ("torch", "numpy", "vllm", "pip", "setuptools")
+    program = f"import importlib.util as u; print([name for name in {absent} if u.find_spec(name)])"
     assert images[service].run("python3", "-c", program).stdout.strip() == "[]"
     assert images[service].run("wadiloco", service, "--help").returncode == 0
 
