@@ -38,7 +38,7 @@ exec chroot "$root" "$@"
 
 @dataclass(frozen=True)
 class Storage:
-    """Images and containers in one folder; nothing outside it is touched."""
+    """Images and containers in one folder, apart from those of the machine."""
 
     folder: Path
     driver: str
