@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import tomllib
 from collections.abc import Iterator
@@ -42,19 +44,29 @@ def base_archive() -> Path:
 
 
 @pytest.fixture(scope="session")
-def wheels() -> Path:
+def wheels(base_archive: Path) -> Path:
     """What the images install, fetched once by this machine's own pip with whatever index it is set up for."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
     constraints = ROOT / "constraints-dev.txt"
+    python = python_version(base_archive)
     key = hashlib.sha256(repr(wanted).encode() + constraints.read_bytes()).hexdigest()[:16]
-    folder = CACHE / f"wheels-{key}"
+    folder = CACHE / f"wheels-{python}-{key}"
     if not folder.exists():
-        partial = folder.with_suffix(".partial")
-        options = ("--only-binary=:all:", "--python-version=3.11", "-q", "-c", str(constraints), "-d", str(partial))
+        partial = CACHE / "wheels.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        options = ("--only-binary=:all:", "--python-version", python, "-q", "-c", str(constraints), "-d", str(partial))
         subprocess.run([sys.executable, "-m", "pip", "download", *options, *wanted], check=True, timeout=300)
         partial.replace(folder)
     return folder
+
+
+def python_version(base_archive: Path) -> str:
+    """Such as 3.11."""
+    with tarfile.open(base_archive) as archive:
+        return next(
+            found[1] for name in archive.getnames() if (found := re.fullmatch(r"\./usr/bin/python(3\.\d+)", name))
+        )
 
 
 @pytest.fixture(scope="session")
