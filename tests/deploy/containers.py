@@ -12,12 +12,12 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from replay.processes import Child, Children
-from tests.integration.helpers import descendants_of, eventually
+from tests.integration.helpers import eventually
 
 STATE = "/var/lib/wadiloco"
 BUILD_DEADLINE_S = 300
@@ -150,7 +150,7 @@ class Container:
     image: Image
     child: Child
     environment: Mapping[str, str]
-    pid: int = field(default=0)
+    pid: int
     """Of its process 1, as this machine counts."""
 
     def execute(self, *command: str) -> subprocess.CompletedProcess[str]:
@@ -183,5 +183,7 @@ def start(
     child = children.start(
         name, [*command, "sh", "-euc", _START, "sh", str(image.root), *pairs, "--", *entry], log=logs / f"{name}.log"
     )
-    (pid,) = eventually(lambda: descendants_of(child.process.pid), what=f"process 1 of {name}")
-    return Container(image, child, settings, pid)
+    # Its shell's own children come and go until it becomes the entry point, under the same id.
+    offspring = Path(f"/proc/{child.process.pid}/task/{child.process.pid}/children")
+    (pid,) = eventually(lambda: offspring.read_text().split(), what=f"process 1 of {name}")
+    return Container(image, child, settings, int(pid))

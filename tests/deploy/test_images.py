@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +78,10 @@ class Host:
 
 
 @pytest.fixture
-def host(images: dict[str, Image], children: Children, tmp_path: Path) -> Host:
-    return Host(images, children, tmp_path)
+def host(images: dict[str, Image], children: Children, tmp_path: Path) -> Iterator[Host]:
+    yield Host(images, children, tmp_path)
+    for child in children.running:
+        child.process.kill()  # `unshare` hears no SIGTERM, and takes process 1 along
 
 
 @pytest.mark.parametrize("service", SERVICES)
