@@ -4,7 +4,8 @@
     the sidecar's pace is 0                              → busy
     a sidecar that died with its order                  → unknown
     a living writer's counts above zero                 → busy
-    a silent writer that may still live                 → unknown
+    a silent writer that may still live                 → unknown (in another container: for `REPLACED_NS` at most,
+                                                          once another of its kind lives)
     no living writer, no file, or a file that is no gate → unknown
     else                                                → open
 
@@ -23,13 +24,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from .identity import Identity, is_known_dead
+from .identity import Identity, is_foreign, is_known_dead
 from .records import EMPTY_SLOT, GATE_BYTES, GATE_FILE, SLOT_BYTES, Slot, SlotFlag, decode_slot, gate_header
 
 ALIVE_NS = 2 * 10**9
 """Ten heartbeats. A heartbeat thread of a saturated API server was seen to be late by half a second."""
 AHEAD_NS = 10 * 10**9
 """A heartbeat further in the future is of another boot, or garbage."""
+REPLACED_NS = 60 * 10**9
+"""A container that was killed leaves a slot that nobody can call dead from outside; its successor speaks for it."""
 LEFTOVER_NS = 2 * 10**9
 JUDGE_AGAIN_NS = 500_000_000
 REOPEN_NS = 100_000_000
@@ -178,6 +181,12 @@ def judge(slots: Iterable[Slot], now_ns: int, *, is_dead: Callable[[Identity], b
     for slot in slots:
         age_ns = now_ns - slot.heartbeat_ns
         (living if -AHEAD_NS < age_ns <= ALIVE_NS else silent).append(slot)
+    kinds = {(slot.flags & LOAD_FLAGS, slot.engine) for slot in living}
+
+    def is_replaced(slot: Slot) -> bool:
+        is_recent = -AHEAD_NS < now_ns - slot.heartbeat_ns <= REPLACED_NS  # one from the future is of another boot
+        return not is_recent and (slot.flags & LOAD_FLAGS, slot.engine) in kinds and is_foreign(_owner(slot))
+
     ingress = [slot for slot in living if slot.flags & SlotFlag.INGRESS]
     engines = _newest_per_engine(slot for slot in living if slot.flags & SlotFlag.ENGINE)
     sidecars = [slot for slot in living if slot.flags & SlotFlag.SIDECAR]
@@ -204,7 +213,7 @@ def judge(slots: Iterable[Slot], now_ns: int, *, is_dead: Callable[[Identity], b
         reason = GateReason.IN_FLIGHT
     elif counts.running or counts.waiting:
         reason = GateReason.ENGINE if exact else GateReason.SCRAPED
-    elif any(slot.flags & LOAD_FLAGS and not is_dead(_owner(slot)) for slot in silent):
+    elif any(slot.flags & LOAD_FLAGS and not is_dead(_owner(slot)) and not is_replaced(slot) for slot in silent):
         reason = GateReason.WRITER_SILENT
     else:
         reason = GateReason.NO_WRITER if source is None else GateReason.IDLE

@@ -33,9 +33,12 @@ def own_identity() -> Identity:
 
 def is_known_dead(identity: Identity) -> bool:
     """Whether that process certainly is gone; False where this process cannot tell."""
-    if identity.pid <= 0 or identity.start_ticks == 0 or identity.pid_namespace != _own_namespace():
-        return False
-    return _start_ticks(identity.pid) != identity.start_ticks
+    return not is_foreign(identity) and _start_ticks(identity.pid) != identity.start_ticks
+
+
+def is_foreign(identity: Identity) -> bool:
+    """Whether this process cannot tell if that one lives: it is in another container, or the platform does not say."""
+    return identity.pid <= 0 or identity.start_ticks == 0 or identity.pid_namespace != _own_namespace()
 
 
 def gate_directory(argv: Sequence[str] = ()) -> Path | None:

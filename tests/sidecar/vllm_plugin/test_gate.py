@@ -17,8 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sidecar.vllm_plugin.gate_reader import ALIVE_NS, GateReader, GateReason, GateState, judge
+from sidecar.vllm_plugin.gate_reader import ALIVE_NS, REPLACED_NS, GateReader, GateReason, GateState, judge
 from sidecar.vllm_plugin.gate_writer import GateWriter, Heartbeat
+from sidecar.vllm_plugin.identity import own_identity
 from sidecar.vllm_plugin.records import (
     GATE_BYTES,
     GATE_FILE,
@@ -302,6 +303,37 @@ def test_a_silent_writer_counts_as_busy_unless_it_is_known_to_be_dead() -> None:
     assert judge(slots, NOW_NS, is_dead=never).reason is GateReason.WRITER_SILENT
     assert judge(slots, NOW_NS, is_dead=always) == GateState(False, GateReason.IDLE, "ingress", 0)
     assert judge(slots[1:], NOW_NS, is_dead=always) == GateState(True, GateReason.NO_WRITER)
+
+
+@pytest.mark.parametrize("heartbeat_ns", [NOW_NS - REPLACED_NS - 1, NOW_NS + 10**15])
+@pytest.mark.parametrize(
+    ("slot", "other", "reason"),
+    [
+        (INGRESS, INGRESS, GateReason.IDLE),
+        (replace(ENGINE, running=1), ENGINE, GateReason.IDLE),
+        # Nobody speaks for them, or for the same engine.
+        (INGRESS, ENGINE, GateReason.WRITER_SILENT),
+        (replace(ENGINE, engine=1), ENGINE, GateReason.WRITER_SILENT),
+    ],
+)
+def test_a_writer_of_another_container_is_replaced_by_its_successor(
+    slot: Slot, other: Slot, reason: GateReason, heartbeat_ns: int
+) -> None:
+    gone = replace(slot, in_flight=3, heartbeat_ns=heartbeat_ns, pid=1, start_ticks=1, pid_namespace=1)
+    assert judge([gone, other], NOW_NS).reason is reason
+    assert judge([replace(gone, heartbeat_ns=SILENT_NS), other], NOW_NS).reason is GateReason.WRITER_SILENT
+
+
+def test_a_writer_that_can_be_looked_up_is_never_replaced_while_it_lives() -> None:
+    own = own_identity()
+    stopped = replace(
+        INGRESS,
+        heartbeat_ns=NOW_NS - 2 * REPLACED_NS,
+        pid=own.pid,
+        start_ticks=own.start_ticks,
+        pid_namespace=own.pid_namespace,
+    )
+    assert judge([stopped, INGRESS], NOW_NS).reason is GateReason.WRITER_SILENT
 
 
 @pytest.mark.parametrize(("pace", "expected"), [(0.25, 0.25), (7.0, 1.0), (-1.0, 0.0), (float("nan"), 0.0)])
