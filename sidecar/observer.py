@@ -185,11 +185,14 @@ class Observer:
         """The interval since the last good page, None when there is none."""
         self._warn_missing(page)
         before, self.snapshot = self.snapshot, page
-        if before is None or page.monotonic_s - before.monotonic_s > self._max_interval_s:
+        if before is None:
             return None
         if restarted(before, page):
             self.num_restarts += 1
             logger.info("engine restarted num_restarts=%d: interval dropped", self.num_restarts)
+            return None
+        if page.monotonic_s - before.monotonic_s > self._max_interval_s:
+            return None
         return difference(before, page)
 
     def _judge(self, interval: Interval | None, *, now_s: float) -> Verdict | None:

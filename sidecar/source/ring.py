@@ -114,10 +114,16 @@ class Ring:
             os.close(self._fd)
 
     def _begin(self, written: int) -> None:
-        """Where the totals stand; the latencies of what was before are not told."""
+        """Where the totals stand; the latencies of what was before are not told.
+
+        ``written`` is as of the last heartbeat, and steps go on between two of them.
+        """
         before = self._record(written) if written else None
         self.last = before if before is not None and before.sequence == written else None
         self._next = written + 1
+        while (record := self._record(self._next)) is not None and record.sequence == self._next:
+            self.last = record
+            self._next += 1
 
     def _take(self, record: StepRecord) -> None:
         self.ttft.add(record.ttft_s)
@@ -219,6 +225,7 @@ def summarize(rings: list[Ring], *, t_s: float, monotonic_s: float) -> EngineSna
         itl=tallies[1].histogram(),
         e2e=tallies[2].histogram(),
         created_s=t_s - (monotonic_s - created_ns / 1e9),
+        writers=frozenset(ring.header for ring in rings if ring.header is not None),
         signals=dict.fromkeys(SIGNALS, SIGNAL),
     )
 

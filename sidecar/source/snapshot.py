@@ -61,6 +61,8 @@ class EngineSnapshot:
     process_start_s: float | None = None
     created_s: float | None = None
     """When the oldest engine created its token counter."""
+    writers: frozenset[object] = frozenset()
+    """Who counted, where that is not the page: totals of other writers are no sequel to these."""
     signals: Mapping[str, str | None] = field(default_factory=dict)
     """Signal → the series that matched it."""
 

@@ -19,6 +19,7 @@ A server that exports no rejections has no admission limit to reject by; one tha
 Δ in prefill = 0, an error that cancels out over time. The result is clamped at 0.
 
 A restart is seen by a later process start or counter creation, or by any counter that fell: that interval is dropped.
+So is one whose ends were counted by different writers (one of several API servers hung, or came back with its totals).
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ class Interval:
 
 
 def difference(before: EngineSnapshot, now: EngineSnapshot) -> Interval | None:
-    """What happened between the snapshots; None when the server restarted in between or no time passed."""
+    """What happened between the snapshots; None when the server restarted, the writers changed, or no time passed."""
     length_s = now.monotonic_s - before.monotonic_s
-    if length_s <= 0 or restarted(before, now):
+    if length_s <= 0 or before.writers != now.writers or restarted(before, now):
         return None
     return Interval(
         length_s=length_s,
@@ -70,9 +71,12 @@ def difference(before: EngineSnapshot, now: EngineSnapshot) -> Interval | None:
 
 def restarted(before: EngineSnapshot, now: EngineSnapshot) -> bool:
     """Whether the counters of ``now`` started anew after ``before``."""
+    if _later(before.process_start_s, now.process_start_s):
+        return True
+    if before.writers != now.writers:
+        return not before.writers & now.writers and _later(before.created_s, now.created_s)
     return (
-        _later(before.process_start_s, now.process_start_s)
-        or _later(before.created_s, now.created_s)
+        _later(before.created_s, now.created_s)
         or any(_fell(getattr(before, name), getattr(now, name)) for name in COUNTERS)
         or any(_histogram_fell(getattr(before, name), getattr(now, name)) for name in HISTOGRAMS)
     )

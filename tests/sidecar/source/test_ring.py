@@ -30,7 +30,7 @@ from tests.sidecar.helpers import bad, capture, good, parse
 REPOSITORY = Path(__file__).parents[3]
 
 
-def write(ring: StepRing, count: int = 1, *, running: int = 1) -> None:
+def write(ring: StepRing, count: int = 1, *, running: int = 1, beat: bool = True) -> None:
     for _ in range(count):
         number = ring.next_sequence
         ring.write(
@@ -47,7 +47,8 @@ def write(ring: StepRing, count: int = 1, *, running: int = 1) -> None:
                 )
             )
         )
-    ring.beat()
+    if beat:
+        ring.beat()
 
 
 def read(source: RingSource) -> EngineSnapshot | None:
@@ -98,6 +99,25 @@ def test_a_sidecar_that_starts_late_knows_the_totals_and_the_gauges(ring: StepRi
     assert (snapshot.steps, snapshot.running, itls(snapshot)) == (9, 4, 0)
     write(ring)
     assert itls(known(source)) == 1
+
+
+def test_steps_between_the_last_heartbeat_and_the_start_are_totals_too(ring: StepRing, source: RingSource) -> None:
+    write(ring, 3)
+    write(ring, 5, beat=False)
+    snapshot = known(source)
+    assert (snapshot.steps, itls(snapshot)) == (8, 0)
+    write(ring, 2, beat=False)
+    snapshot = known(source)
+    assert (snapshot.steps, itls(snapshot)) == (10, 2)
+
+
+def test_a_snapshot_names_those_who_counted(tmp_path: Path, ring: StepRing, source: RingSource) -> None:
+    write(ring)
+    alone = known(source).writers
+    other = StepRing(tmp_path, engine=1)
+    both = known(source).writers
+    other.close()
+    assert (len(alone), len(both), alone < both, known(source).writers == alone) == (1, 2, True, True)
 
 
 def test_a_reader_that_was_away_too_long_loses_latencies_but_no_totals(ring: StepRing, source: RingSource) -> None:
