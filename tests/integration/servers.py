@@ -91,14 +91,14 @@ class LiveServer:
             env=self._env,
         )
 
-    def wait(self) -> None:
+    def wait(self, *, deadline_s: float = START_DEADLINE_S) -> None:
         """Until it serves."""
         healthy = functools.partial(answers, f"{self.url}/health")
-        asyncio.run(wait_for(self.url, healthy, children=self._children, deadline_s=START_DEADLINE_S, period_s=0.5))
+        asyncio.run(wait_for(self.url, healthy, children=self._children, deadline_s=deadline_s, period_s=0.5))
 
-    def start(self) -> None:
+    def start(self, *, deadline_s: float = START_DEADLINE_S) -> None:
         self.begin()
-        self.wait()
+        self.wait(deadline_s=deadline_s)
 
     def kill(self) -> None:
         """SIGKILL to all of its processes."""
