@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from replay.processes import Child, Children, answers, free_ports, wait_for
 from replay.vllm_server import SERVED_NAME, START_DEADLINE_S, LocalVllm, start_vllm
@@ -202,6 +203,13 @@ class LiveSidecar:
 
     def forecast(self) -> Forecast:
         return Forecast.model_validate_json(httpx.get(f"{self.url}/v1/forecast", timeout=10, trust_env=False).text)
+
+    def metric(self, name: str) -> float:
+        """The series of its own metrics that has no labels."""
+        text = httpx.get(f"{self.url}/metrics", timeout=10, trust_env=False).text
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        (value,) = [sample.value for sample in samples if sample.name == name]
+        return value
 
     def becomes(self, state: EngineState, *, deadline_s: float = 30.0) -> Load:
         return eventually(

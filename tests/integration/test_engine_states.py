@@ -96,9 +96,10 @@ def test_a_frozen_engine_is_stalled_after_a_minute_and_the_gate_stays_closed(
     sidecars = (exact, scraped)
     with server.asking(max_tokens=900) as answer:
         eventually(lambda: server.state().running, what="a running request")
-        scraped.sees(running=1)
         with stopped(engine):
             stopped_s = time.time()
+            for sidecar in sidecars:
+                sidecar.sees(running=1)
 
             def are_stalled() -> bool:
                 assert server.state().busy

@@ -19,7 +19,7 @@ from replay.processes import Children, free_ports
 from sidecar.schema import EngineState, LoadSample
 from sidecar.vllm_plugin.gate_reader import GateReason
 from tests.integration.helpers import eventually
-from tests.integration.servers import LiveServer, LiveSidecar
+from tests.integration.servers import LiveServer, LiveSidecar, stopped
 
 pytestmark = [pytest.mark.vllm, pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -66,6 +66,13 @@ class Site:
 
         return eventually(waiting, what=f"an island that waits: {reason}")
 
+    def has_yielded(self, total_s: float) -> Progress:
+        def grown() -> Progress | None:
+            now = self.progress()
+            return now if now.yielded_s is not None and now.yielded_s >= total_s else None
+
+        return eventually(grown, what=f"{total_s:.1f} s yielded")
+
     def trickles(self, reason: GateReason) -> None:
         """The island has lost patience: steps go on, not faster than one per `TRICKLE_S`."""
         begin, began_s = self.waits(reason), time.monotonic()
@@ -102,12 +109,12 @@ def site(server: LiveServer, children: Children, tmp_path: Path) -> Site:
 
 def test_an_island_stands_still_while_a_stream_runs_and_while_nobody_tells_the_load(site: Site) -> None:
     site.trains()
+    (engine,) = site.server.processes("VLLM::EngineCore")
     with site.server.unfinished(stream=True):
         began = site.waits(GateReason.IN_FLIGHT)
         assert began.yielded_s is not None
-        until_s = began.yielded_s + YIELDED_S
-        now = eventually(lambda: now if ((now := site.progress()).yielded_s or 0.0) >= until_s else None, what="yield")
-        assert site.server.state().in_flight == 1
+        with stopped(engine):  # the stream lasts as long as it is looked at
+            now = site.has_yielded(began.yielded_s + YIELDED_S)
         assert now.step == began.step
     site.trains()
 
@@ -135,6 +142,7 @@ def test_a_server_killed_under_load_is_down_then_ready_and_leaves_nothing_behind
         eventually(lambda: sidecar.forecast().num_observations >= before.num_observations + 10, what="observations")
     load = sidecar.load(window_s=3600)
     assert load.source == "plugin"
+    assert sidecar.metric("wadiloco_sidecar_engine_restarts_total") == 1
     assert_an_interval_was_dropped([sample for sample in load.window if sample.t_s > killed_s])
     assert {slot.pid for slot in server.slots() if slot.in_flight} == set()
     assert [path.name for path in server.gate.glob("*.ring")] == [f"steps-0-{server.pid}.ring"]
