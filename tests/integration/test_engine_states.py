@@ -19,6 +19,8 @@ from tests.integration.servers import LiveServer, LiveSidecar, stopped
 
 pytestmark = [pytest.mark.vllm, pytest.mark.integration, pytest.mark.timeout(600)]
 
+NO_PLUGIN = {"VLLM_PLUGINS": "none"}
+"""A stat logger that comes by plugin turns the metrics on again, whatever ``--disable-log-stats`` says."""
 LATE_PAGE_S = 3.0
 """How old the last page may have been when the engine froze."""
 
@@ -50,7 +52,7 @@ def silent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """A server without metrics; it starts while other tests wait for something."""
     children = Children()
     logs = tmp_path_factory.mktemp("silent")
-    server = LiveServer(children, logs, core=cores_for(2)[1], options=("--disable-log-stats",))
+    server = LiveServer(children, logs, core=cores_for(2)[1], options=("--disable-log-stats",), env=NO_PLUGIN)
     try:
         server.begin()
         yield server
