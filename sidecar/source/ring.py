@@ -231,8 +231,12 @@ def summarize(rings: list[Ring], *, t_s: float, monotonic_s: float) -> EngineSna
 
 
 def overlay(result: ScrapeResult, exact: EngineSnapshot | None) -> ScrapeResult:
-    """A scrape with everything that the plugin knows better; the plugin alone where the scrape failed."""
-    if exact is None:
+    """A scrape with everything that the plugin knows better; the plugin alone where the scrape failed.
+
+    A server that refuses connections is not up, whatever its plugin says: at a start the plugin lives before anybody
+    listens (3.5 s were seen), and falls silent in between.
+    """
+    if exact is None or result.outcome is ScrapeOutcome.REFUSED:
         return result
     page = result.snapshot
     if page is None:

@@ -245,3 +245,11 @@ def test_the_plugin_knows_better_than_the_page_and_replaces_a_failed_scrape(ring
     saturated = overlay(bad(ScrapeOutcome.TIMEOUT, t_s=5.0), exact)
     assert (saturated.outcome, saturated.snapshot) == (ScrapeOutcome.OK, exact)
     assert overlay(good(page), None).snapshot == page
+
+
+def test_a_server_that_refuses_connections_is_not_up_although_its_plugin_lives(
+    ring: StepRing, source: RingSource
+) -> None:
+    write(ring, 3)
+    refused = bad(ScrapeOutcome.REFUSED, t_s=5.0)
+    assert overlay(refused, known(source)) == refused
