@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +25,6 @@ from replay.vllm_server import SERVED_NAME, START_DEADLINE_S, LocalVllm, start_v
 from sidecar.schema import EngineState, Forecast, Load
 from sidecar.source.ring import RingSource
 from sidecar.vllm_plugin.gate_reader import GateReader, GateReason, GateState
-from sidecar.vllm_plugin.identity import default_directory
 from sidecar.vllm_plugin.records import GATE_FILE, NUM_SLOTS, SLOT_BYTES, Slot, decode_slot, slot_offset
 from tests.conftest import VLLM
 from tests.integration.helpers import WADILOCO, descendants_of, eventually
@@ -41,6 +41,12 @@ def new_port() -> int:
     port = next(port for port in free_ports(len(_given) + 1, PORTS) if port not in _given)
     _given.add(port)
     return port
+
+
+def new_gate() -> Path:
+    """A folder that no other server writes into, in memory where the platform has such a place."""
+    shared_memory = Path("/dev/shm")  # noqa: S108 (mkdtemp makes it nobody else's)
+    return Path(tempfile.mkdtemp(prefix="wadiloco-test-", dir=shared_memory if shared_memory.is_dir() else None))
 
 
 class LiveServer:
@@ -65,7 +71,7 @@ class LiveServer:
         self._process: Child | None = None
         self.port = new_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.gate = default_directory(self.port)
+        self.gate = new_gate()
         self.reader = GateReader(self.gate)
 
     @property
