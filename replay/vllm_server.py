@@ -6,6 +6,7 @@ On a machine without GPU a core plays the GPU: the server and the island that sh
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,8 @@ class LocalVllm:
 
     environment: Path
     model: Path
+    serve_script: Path | None = None
+    """``deploy/local/vllm_serve.py``, for layouts that only ``vllm serve`` has: several API servers."""
 
     def check(self) -> None:
         """Raise `UnavailableError` naming what is missing."""
@@ -42,9 +45,10 @@ class LocalVllm:
 
     def command(self, port: int, *, with_middleware: bool = False) -> list[str]:
         """The ``vllm`` script of the CPU wheel looks itself up under another name and fails; the module does not."""
+        module = ("-m", "vllm.entrypoints.openai.api_server")
         return [
             str(self.environment.absolute() / "bin" / "python"),
-            *("-m", "vllm.entrypoints.openai.api_server"),
+            *(module if self.serve_script is None else (str(self.serve_script.absolute()), "serve")),
             *("--model", str(self.model.absolute()), "--served-model-name", SERVED_NAME),
             *("--host", "127.0.0.1", "--port", str(port)),
             *("--max-model-len", str(MAX_MODEL_LEN), "--dtype", "bfloat16", "--enforce-eager"),
@@ -75,16 +79,19 @@ def start_vllm(
     logs: Path,
     gate: Path | None = None,
     with_middleware: bool = False,
+    options: tuple[str, ...] = (),
+    env: Mapping[str, str] | None = None,
 ) -> Child:
     """Start one server; it answers ``/health`` after half a minute or so.
 
     With ``gate``, its plugin writes engine steps into that folder; ``with_middleware``, its requests in flight too.
+    ``options`` and ``env`` are vLLM's own, and win over what is set here.
     """
     return children.start(
         name,
-        vllm.command(port, with_middleware=with_middleware),
+        [*vllm.command(port, with_middleware=with_middleware), *options],
         log=logs / f"{name}.log",
-        env=vllm_environment(core, gate=gate),
+        env={**vllm_environment(core, gate=gate), **(env or {})},
         core=core,
     )
 

@@ -42,15 +42,17 @@ def children() -> Iterator[Children]:
     owned.stop()
 
 
-@pytest.fixture(scope="session")
-def vllm_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real vLLM server on this machine's first core.
-
-    Where no CPU build exists the tests are skipped; where it exists and is not installed they fail.
-    """
+def require_vllm() -> None:
+    """Where no CPU build exists the tests are skipped; where it exists and is not installed they fail."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         pytest.skip("no CPU build of vLLM for this platform")
     VLLM.check()
+
+
+@pytest.fixture(scope="session")
+def vllm_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real vLLM server on this machine's first core."""
+    require_vllm()
     children = Children()
     port = free_ports(1, range(18500, 18600))[0]
     url = f"http://127.0.0.1:{port}"

@@ -128,10 +128,16 @@ class Ring:
             os.close(self._fd)
 
     def _begin(self, written: int) -> None:
-        """Where the totals stand; the latencies of what was before are not told."""
+        """Where the totals stand; the latencies of what was before are not told.
+
+        ``written`` is as of the last heartbeat, and steps go on between two of them.
+        """
         before = self._record(written) if written else None
         self.last = before if before is not None and before.sequence == written else None
         self._next = written + 1
+        while (record := self._record(self._next)) is not None and record.sequence == self._next:
+            self.last = record
+            self._next += 1
 
     def _take(self, record: StepRecord) -> None:
         self.ttft.add(record.ttft_s)
@@ -253,6 +259,7 @@ def summarize(rings: list[Ring], *, t_s: float, monotonic_s: float) -> EngineSna
         judged=Judged(*(sum(column) for column in zip(*(ring.judged for ring in rings), strict=True))),
         created_s=created_ns / 1e9,
         exact=True,
+        writers=frozenset(ring.header for ring in rings if ring.header is not None),
         signals=dict.fromkeys(SIGNALS, SIGNAL),
     )
 
@@ -268,8 +275,12 @@ def _merged(tallies: Iterable[Tally]) -> Histogram:
 
 
 def overlay(result: ScrapeResult, exact: EngineSnapshot | None) -> ScrapeResult:
-    """A scrape with everything that the plugin knows better; the plugin alone where the scrape failed."""
-    if exact is None:
+    """A scrape with everything that the plugin knows better; the plugin alone where the scrape failed.
+
+    A server that refuses connections is not up, whatever its plugin says: at a start the plugin lives before anybody
+    listens (3.5 s were seen), and falls silent in between.
+    """
+    if exact is None or result.outcome is ScrapeOutcome.REFUSED:
         return result
     page = result.snapshot
     if page is None:

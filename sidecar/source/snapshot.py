@@ -81,6 +81,8 @@ class EngineSnapshot:
     """When the oldest engine created its token counter; on the clock of the source, which stays the same."""
     exact: bool = False
     """Made of the plugin's records: its counters began at another moment than those of the page."""
+    writers: frozenset[object] = frozenset()
+    """Who counted, where that is not the page: totals of other writers are no sequel to these."""
     signals: Mapping[str, str | None] = field(default_factory=dict)
     """Signal → the series that matched it."""
     missing: tuple[str, ...] = ()

@@ -19,6 +19,7 @@ A server that exports no rejections has no admission limit to reject by; one tha
 Δ in prefill = 0, an error that cancels out over time. The result is clamped at 0.
 
 A restart is seen by a later process start or counter creation, or by any counter that fell: that interval is dropped.
+So is one whose ends were counted by different writers (one of several API servers hung, or came back with its totals).
 In Prometheus multiprocess mode neither start nor creation is exported, and a busy server may pass its old counts before
 it is scraped again: there a refused connection between two pages counts as a restart too (`same_life`).
 """
@@ -59,10 +60,11 @@ class Interval:
 def difference(before: EngineSnapshot, now: EngineSnapshot) -> Interval | None:
     """What happened between the snapshots.
 
-    None when the server restarted in between, no time passed, or they come from different sources.
+    None when the server restarted in between, no time passed, or other sources or writers counted.
     """
     length_s = now.monotonic_s - before.monotonic_s
-    if length_s <= 0 or before.exact != now.exact or restarted(before, now):
+    changed = before.exact != now.exact or before.writers != now.writers
+    if length_s <= 0 or changed or restarted(before, now):
         return None
     return Interval(
         length_s=length_s,
@@ -83,9 +85,14 @@ def difference(before: EngineSnapshot, now: EngineSnapshot) -> Interval | None:
 
 def restarted(before: EngineSnapshot, now: EngineSnapshot) -> bool:
     """Whether the counters of ``now`` started anew after ``before``; False between different sources."""
-    return before.exact == now.exact and (
-        _later(before.process_start_s, now.process_start_s)
-        or _later(before.created_s, now.created_s)
+    if before.exact != now.exact:
+        return False
+    if _later(before.process_start_s, now.process_start_s):
+        return True
+    if before.writers != now.writers:
+        return not before.writers & now.writers and _later(before.created_s, now.created_s)
+    return (
+        _later(before.created_s, now.created_s)
         or any(_fell(getattr(before, name), getattr(now, name)) for name in COUNTERS)
         or any(_histogram_fell(getattr(before, name), getattr(now, name)) for name in HISTOGRAMS)
     )

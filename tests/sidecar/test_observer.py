@@ -63,6 +63,14 @@ def test_a_restart_drops_the_interval_and_keeps_the_forecaster() -> None:
     assert sample.forecast[0].arrivals_per_s == pytest.approx(12)
 
 
+def test_a_restart_that_took_minutes_is_counted() -> None:
+    observer = make_observer()
+    observe(observer, capture("busy"), t_s=1.0)
+    observer.observe(bad(ScrapeOutcome.REFUSED, t_s=2.0))
+    sample = observe(observer, capture("idle"), t_s=300.0)
+    assert (sample.state, sample.interval_s, observer.num_restarts) == (EngineState.READY, None, 1)
+
+
 def test_a_failed_scrape_makes_the_load_unknown_at_once() -> None:
     observer = make_observer()
     observe(observer, capture("busy"), t_s=1.0)

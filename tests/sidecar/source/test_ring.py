@@ -37,7 +37,9 @@ REPOSITORY = Path(__file__).parents[3]
 GOOD = FinishedRequest(ttft_s=9.0, tpot_s=0.01, e2e_s=0.1)
 
 
-def write(ring: StepRing, count: int = 1, *, running: int = 1, finished: FinishedRequest = GOOD) -> None:
+def write(
+    ring: StepRing, count: int = 1, *, running: int = 1, finished: FinishedRequest = GOOD, beat: bool = True
+) -> None:
     for _ in range(count):
         number = ring.next_sequence
         record = StepRecord(
@@ -53,7 +55,8 @@ def write(ring: StepRing, count: int = 1, *, running: int = 1, finished: Finishe
             itl_s=(0.01,),
         )
         ring.write([encode_record(record)])
-    ring.beat()
+    if beat:
+        ring.beat()
 
 
 def read(source: RingSource) -> EngineSnapshot | None:
@@ -104,6 +107,25 @@ def test_a_sidecar_that_starts_late_knows_the_totals_and_the_gauges(ring: StepRi
     assert (snapshot.steps, snapshot.running, itls(snapshot)) == (9, 4, 0)
     write(ring)
     assert itls(known(source)) == 1
+
+
+def test_steps_between_the_last_heartbeat_and_the_start_are_totals_too(ring: StepRing, source: RingSource) -> None:
+    write(ring, 3)
+    write(ring, 5, beat=False)
+    snapshot = known(source)
+    assert (snapshot.steps, itls(snapshot)) == (8, 0)
+    write(ring, 2, beat=False)
+    snapshot = known(source)
+    assert (snapshot.steps, itls(snapshot)) == (10, 2)
+
+
+def test_a_snapshot_names_those_who_counted(tmp_path: Path, ring: StepRing, source: RingSource) -> None:
+    write(ring)
+    alone = known(source).writers
+    other = StepRing(tmp_path, engine=1)
+    both = known(source).writers
+    other.close()
+    assert (len(alone), len(both), alone < both, known(source).writers == alone) == (1, 2, True, True)
 
 
 def test_a_reader_that_was_away_too_long_loses_latencies_but_no_totals(ring: StepRing, source: RingSource) -> None:
@@ -333,3 +355,11 @@ def test_a_plugin_of_another_version_is_unknown_and_warned_of_once(
         file.write(b"WDLRING\x01")
     assert [read(source), read(source)] == [None, None]
     assert caplog.text.count("install the wadiloco-vllm-plugin that belongs to this sidecar") == 1
+
+
+def test_a_server_that_refuses_connections_is_not_up_although_its_plugin_lives(
+    ring: StepRing, source: RingSource
+) -> None:
+    write(ring, 3)
+    refused = bad(ScrapeOutcome.REFUSED, t_s=5.0)
+    assert overlay(refused, known(source)) == refused

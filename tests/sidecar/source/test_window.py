@@ -154,6 +154,21 @@ def test_observations_that_disappear_from_a_bucket_make_the_difference_unknown()
     assert histogram_delta(before, moved) is None
 
 
+def test_no_difference_is_taken_between_totals_of_different_writers() -> None:
+    both = replace(engine(finished=9.0), writers=frozenset({"api-0", "api-1"}))
+    one = replace(engine(t=1, finished=5.0), writers=frozenset({"api-1"}))
+    back = replace(engine(t=2, finished=12.0), writers=both.writers)
+    assert [difference(both, one), difference(one, back)] == [None, None]
+    assert not restarted(both, one)
+    assert not restarted(one, back)
+
+
+def test_writers_that_are_all_new_and_later_are_a_restart() -> None:
+    before = replace(engine(created_s=100.0), writers=frozenset({"api-0"}))
+    after = replace(engine(t=1, created_s=160.0), writers=frozenset({"api-1"}))
+    assert restarted(before, after)
+
+
 def test_a_clock_correction_of_the_host_is_no_restart() -> None:
     assert not restarted(engine(process_start_s=100.0), engine(process_start_s=100.02))
 
