@@ -115,11 +115,11 @@ def _peers(settings: DoctorSettings) -> dict[str, ClientOptions]:
 def _gate_of(server: ServerEvidence, settings: DoctorSettings) -> GateEvidence | None:
     if not server.is_local:
         return None
-    directory = settings.gate or find_gate(_port(settings))
+    directory = settings.gate or find_gate(gate_port(settings))
     return look_at_gate(directory, is_required=settings.gate is not None, now_ns=time.monotonic_ns(), t_s=time.time())
 
 
-def _port(settings: DoctorSettings) -> int:
+def gate_port(settings: DoctorSettings) -> int:
     """What the plugin names the gate's folder after: that of vLLM's --port, which has one over a Unix socket too."""
     if settings.vllm_socket is not None:
         return DEFAULT_PORT
