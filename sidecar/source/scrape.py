@@ -144,7 +144,8 @@ def explain(exc: BaseException, *, timeout_s: float) -> Failure:
         large = isinstance(exc, PageTooLargeError)
         return Failure(ScrapeOutcome.TOO_LARGE if large else ScrapeOutcome.MALFORMED, str(exc))
     if isinstance(exc, TokenError):
-        return Failure(ScrapeOutcome.UNAUTHORIZED, str(exc), "make it readable, with the token as one line of printable ASCII")
+        remedy = "make it readable, with the token as one line of printable ASCII"
+        return Failure(ScrapeOutcome.UNAUTHORIZED, str(exc), remedy)
     if isinstance(exc, TimeoutError | httpx.TimeoutException):
         return Failure(ScrapeOutcome.TIMEOUT, f"no whole page within {timeout_s:g} s: saturated")
     if isinstance(exc, httpx.HTTPError):
