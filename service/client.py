@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 import httpx
 
-from service.settings import ServiceSettings
+from service.settings import PeerSettings
 
 
 class ClientOptions(TypedDict):
@@ -20,7 +20,7 @@ class ClientOptions(TypedDict):
     trust_env: bool
 
 
-def client_options(settings: ServiceSettings, base_url: str, *, timeout_s: float) -> ClientOptions:
+def client_options(settings: PeerSettings, base_url: str, *, timeout_s: float) -> ClientOptions:
     """Options for a client of the peer at ``base_url`` whose every wait ends after ``timeout_s`` seconds."""
     headers = {"Authorization": f"Bearer {settings.token.get_secret_value()}"} if settings.token else {}
     verify: ssl.SSLContext | bool = True

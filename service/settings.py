@@ -65,28 +65,38 @@ class Settings(BaseSettings):
         return (init_settings,)
 
 
-class ServiceSettings(Settings):
-    """What every service has: an address, an optional token, optional TLS."""
+class PeerSettings(Settings):
+    """What a process of the fleet shows to the others, and what it trusts: an optional token, optional TLS."""
+
+    token: SecretStr | None = None
+    """Bearer token that control endpoints require, and that this process sends to its peers."""
+    tls_cert: FilePath | None = None
+    """Certificate (PEM) that peers are shown, and that a service serves HTTPS with; needs --tls-key."""
+    tls_key: FilePath | None = None
+    """Private key (PEM) of --tls-cert."""
+    tls_ca: FilePath | None = None
+    """CA (PEM) that peers' certificates must chain to. A service with --tls-cert asks its clients for one too (mutual
+    TLS)."""
+
+    @model_validator(mode="after")
+    def _check_token_and_tls(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together: give both or neither")
+        if self.token is not None and not self.token.get_secret_value().strip():
+            raise ValueError("token is empty: give a secret, or leave it out on loopback")
+        return self
+
+
+class ServiceSettings(PeerSettings):
+    """What every service has: an address to listen on, and what `PeerSettings` has."""
 
     host: str = "127.0.0.1"
     """Address to listen on. Beyond loopback a token is required."""
     port: int = Field(default=0, ge=0, le=65535)
     """TCP port to listen on; 0 takes a free one and logs it."""
-    token: SecretStr | None = None
-    """Bearer token that control endpoints require, and that this process sends to its peers."""
-    tls_cert: FilePath | None = None
-    """Certificate (PEM) to serve HTTPS with; needs --tls-key."""
-    tls_key: FilePath | None = None
-    """Private key (PEM) of --tls-cert."""
-    tls_ca: FilePath | None = None
-    """CA (PEM) that peers' certificates must chain to. With --tls-cert, clients must show one too (mutual TLS)."""
 
     @model_validator(mode="after")
     def _check_exposure(self) -> Self:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key go together: give both or neither")
-        if self.token is not None and not self.token.get_secret_value().strip():
-            raise ValueError("token is empty: give a secret, or leave it out on loopback")
         if self.token is None and not is_loopback(self.host):
             raise ValueError(f"host {self.host} is beyond loopback and token is not set: set token, or host 127.0.0.1")
         return self

@@ -113,7 +113,7 @@ class Sidecar:
             return None
         return ScrapeStatus(
             outcome=self.scrape.outcome,
-            detail=self.scrape.detail,
+            detail=self.scrape.explanation,
             duration_s=self.scrape.duration_s,
             interval_s=self.scrape_interval_s,
         )
@@ -167,9 +167,10 @@ class Sidecar:
                 logger.warning("state file not written file=%s: %s", path, exc.strerror or exc)
 
     async def _open_scraper(self, clients: AsyncExitStack) -> Scraper:
-        client = await clients.enter_async_context(open_client(self.settings, self._context))
+        timeout_s = self.settings.scrape_timeout_s
+        client = await clients.enter_async_context(open_client(self.settings, self._context, timeout_s=timeout_s))
         parser = PageParser(self.settings.metric_prefix, replica=self.settings.metric_replica)
-        return Scraper(client, parser=parser, timeout_s=self.settings.scrape_timeout_s)
+        return Scraper(client, parser=parser, timeout_s=timeout_s)
 
     def _open_gate(self, directory: Path, clients: AsyncExitStack, tasks: Background) -> None:
         self.rings = RingSource(directory, self.observer.slo)

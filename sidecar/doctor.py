@@ -11,40 +11,40 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar
 from urllib.parse import urlsplit
 
-import httpx
-from pydantic import Field, FilePath, SecretStr, field_validator, model_validator
+from pydantic import Field, field_validator
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from service.client import ClientOptions, client_options
 from service.errors import ConfigError, InputError
 from service.log import configure_logging
-from service.settings import ServiceSettings, Settings, load_settings
-from sidecar.config import check_base_url
+from service.settings import load_settings
 from sidecar.doctor_checks import Finding, Status, worst
 from sidecar.doctor_evidence import Evidence, GateEvidence, ServerEvidence
 from sidecar.doctor_findings import findings
 from sidecar.doctor_gate import find_gate, look_at_gate
 from sidecar.doctor_probe import Probe
 from sidecar.slo import parse_slo
+from sidecar.source.transport import tls_context
+from sidecar.vllm_plugin.identity import DEFAULT_PORT
+from sidecar.vllm_settings import VllmSettings, check_base_url
 
 FAILED = 1
 STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
 
 
-class DoctorSettings(Settings):
+class DoctorSettings(VllmSettings):
     """Look at one vLLM server, and say what to change before a sidecar and an island work beside it."""
 
     service: ClassVar[str] = "doctor"
 
     log_level: str = Field(default="error", pattern="^(debug|info|warning|error)$")
     """debug, info, warning or error."""
-    vllm: str
-    """Base URL of the vLLM server, such as http://127.0.0.1:8000."""
     slo: str = "e2e:1s"
     """Objective that you mean to keep, such as e2e:200ms, ttft:0.5s or itl:50ms."""
     gate: Path | None = None
@@ -53,24 +53,14 @@ class DoctorSettings(Settings):
     """Base URL of the server's sidecar, to look at it too."""
     controller: str | None = None
     """Base URL of the controller, to look at it too."""
-    metric_prefix: str = Field(default="vllm:", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")
-    """What the server's series begin with; ray_vllm_ under Ray Serve."""
     timeout_s: float = Field(default=5.0, ge=0.1, le=60)
     """Longest wait for one answer."""
     watch_s: float = Field(default=2.0, ge=0.5, le=600)
     """How long the server's counters are watched."""
-    token: SecretStr | None = None
-    """Bearer token of sidecar and controller."""
-    tls_ca: FilePath | None = None
-    """CA (PEM) that certificates must chain to."""
-    tls_cert: FilePath | None = None
-    """Client certificate (PEM), where one is asked for; needs --tls-key and --tls-ca."""
-    tls_key: FilePath | None = None
-    """Private key (PEM) of --tls-cert."""
     as_json: bool = False
     """Print the findings as JSON instead of a table; --json for short."""
 
-    @field_validator("vllm", "sidecar", "controller")
+    @field_validator("sidecar", "controller")
     @classmethod
     def _check_url(cls, url: str | None) -> str | None:
         return None if url is None else check_base_url(url)
@@ -82,16 +72,6 @@ class DoctorSettings(Settings):
             return str(parse_slo(text))
         except InputError as exc:
             raise ValueError(f"{exc.message}: {exc.remedy}") from exc
-
-    @model_validator(mode="after")
-    def _check_tls(self) -> Self:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key go together: give both or neither")
-        return self
-
-    @property
-    def access(self) -> ServiceSettings:
-        return ServiceSettings(token=self.token, tls_ca=self.tls_ca, tls_cert=self.tls_cert, tls_key=self.tls_key)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -111,30 +91,40 @@ async def gather(settings: DoctorSettings) -> Evidence:
     Raises:
         ConfigError: a TLS file cannot be used.
     """
-    probe = Probe(settings.access, timeout_s=settings.timeout_s)
-    peers = [(name, url) for name in ("sidecar", "controller") if (url := getattr(settings, name)) is not None]
-    try:
-        async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(probe.peer(name, url)) for name, url in peers]
-            server = await probe.server(settings.vllm, metric_prefix=settings.metric_prefix, watch_s=settings.watch_s)
-    except* httpx.InvalidURL as failed:
-        raise ConfigError(
-            f"not a URL: {failed.exceptions[0]}", field="vllm", remedy="write http://HOST:PORT"
-        ) from failed
-    except* OSError as failed:  # what a TLS context raises for files that are no certificate or key
-        raise ConfigError(
-            f"a TLS file cannot be used: {failed.exceptions[0]}", field="tls_ca", remedy="give PEM files"
-        ) from failed
+    probe, context, peers = Probe(timeout_s=settings.timeout_s), tls_context(settings), _peers(settings)
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(probe.peer(name, options)) for name, options in peers.items()]
+        server = await probe.server(settings, context, watch_s=settings.watch_s)
     gate = _gate_of(server, settings)
     return Evidence(server=server, gate=gate, peers=tuple(task.result() for task in asked))
+
+
+def _peers(settings: DoctorSettings) -> dict[str, ClientOptions]:
+    """How to reach the sidecar and the controller, as far as they are named."""
+    named = {"sidecar": settings.sidecar, "controller": settings.controller}
+    try:
+        return {
+            name: client_options(settings, url, timeout_s=settings.timeout_s)
+            for name, url in named.items()
+            if url is not None
+        }
+    except OSError as exc:  # what a TLS context raises for files that are no certificate or key
+        raise ConfigError(f"a TLS file cannot be used: {exc}", field="tls_ca", remedy="give PEM files") from exc
 
 
 def _gate_of(server: ServerEvidence, settings: DoctorSettings) -> GateEvidence | None:
     if not server.is_local:
         return None
-    parts = urlsplit(settings.vllm)
-    directory = settings.gate or find_gate(parts.port or (443 if parts.scheme == "https" else 80))
+    directory = settings.gate or find_gate(gate_port(settings))
     return look_at_gate(directory, is_required=settings.gate is not None, now_ns=time.monotonic_ns(), t_s=time.time())
+
+
+def gate_port(settings: DoctorSettings) -> int:
+    """What the plugin names the gate's folder after: that of vLLM's --port, which has one over a Unix socket too."""
+    if settings.vllm_socket is not None:
+        return DEFAULT_PORT
+    parts = urlsplit(settings.vllm)
+    return parts.port or (443 if parts.scheme == "https" else 80)
 
 
 def as_document(settings: DoctorSettings, found: list[Finding]) -> str:

@@ -14,7 +14,7 @@ class ServerEvidence:
 
     url: str
     host: str
-    metric_prefix: str = "vllm:"
+    """Empty where the server listens on a Unix socket."""
     resolve_error: str = ""
     """Why the host has no address; then nothing else is known."""
     is_local: bool | None = None

@@ -44,7 +44,8 @@ def _host_and_gate(evidence: Evidence) -> Iterator[Finding]:
             "run the sidecar, the island and this command there; without a gate training does not yield to requests",
         )
         return
-    yield Finding(Check.HOST, Status.OK, f"{printable(server.host)} is this host")
+    where = f"{printable(server.host)} is this host" if server.host else "a Unix socket is on this host"
+    yield Finding(Check.HOST, Status.OK, where)
     if gate is not None:
         yield _folder(gate)
         yield from _writers(gate)

@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -20,12 +21,13 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from service.client import client_options, explain_response
-from service.settings import ServiceSettings
+from service.client import ClientOptions, explain_response
 from sidecar.doctor_evidence import PeerEvidence, ServerEvidence
 from sidecar.source.parse import PageParser
 from sidecar.source.scrape import Scraper
 from sidecar.source.snapshot import ScrapeOutcome, ScrapeResult
+from sidecar.source.transport import TokenError, open_client
+from sidecar.vllm_settings import VllmSettings
 
 logger = logging.getLogger(__name__)
 
@@ -38,17 +40,18 @@ GUARDED = {"sidecar": "/v1/pace", "controller": "/v1/policy"}
 class Probe:
     """Asks with one deadline per answer."""
 
-    def __init__(self, access: ServiceSettings, *, timeout_s: float) -> None:
-        """``access`` has the TLS files, and the token for peers."""
-        self._access = access
+    def __init__(self, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
 
-    async def server(self, url: str, *, metric_prefix: str, watch_s: float) -> ServerEvidence:
-        """Scrape for ``watch_s`` seconds, and ask for the version."""
-        host = urlsplit(url).hostname or ""
-        addresses = await asyncio.to_thread(resolve, url, timeout_s=self._timeout_s)
-        if isinstance(addresses, str):
-            return ServerEvidence(url=url, host=host, resolve_error=addresses)
+    async def server(self, settings: VllmSettings, context: ssl.SSLContext | bool, *, watch_s: float) -> ServerEvidence:
+        """Scrape for ``watch_s`` seconds the way a sidecar does, and ask for the version."""
+        url, host, is_local = settings.vllm, "", True
+        if settings.vllm_socket is None:
+            host = urlsplit(url).hostname or ""
+            addresses = await asyncio.to_thread(resolve, url, timeout_s=self._timeout_s)
+            if isinstance(addresses, str):
+                return ServerEvidence(url=url, host=host, resolve_error=addresses)
+            is_local = any(map(is_own_address, addresses))
         dates: list[float] = []
 
         async def note_date(response: httpx.Response) -> None:
@@ -56,29 +59,28 @@ class Probe:
             if sent_s is not None:
                 dates.append(sent_s - time.time())
 
-        options = client_options(self._access, url + "/", timeout_s=self._timeout_s)
-        options["headers"] = {}  # the token is for the fleet's own services
-        async with httpx.AsyncClient(**options, event_hooks={"response": [note_date]}) as client:
-            scraper = Scraper(client, parser=PageParser(metric_prefix), timeout_s=self._timeout_s)
+        async with open_client(settings, context, timeout_s=self._timeout_s) as client:
+            client.event_hooks = {"response": [note_date]}
+            parser = PageParser(settings.metric_prefix, replica=settings.metric_replica)
+            scraper = Scraper(client, parser=parser, timeout_s=self._timeout_s)
             results = await watch(scraper, watch_s=watch_s)
             is_answering = results[0].outcome in (ScrapeOutcome.OK, ScrapeOutcome.NO_SERIES)
             version = await self._version(client) if is_answering else None
         return ServerEvidence(
             url=url,
             host=host,
-            metric_prefix=metric_prefix,
-            is_local=any(map(is_own_address, addresses)),
+            is_local=is_local,
             results=results,
             skew_s=skew(dates),
             version=version,
         )
 
-    async def peer(self, name: str, url: str) -> PeerEvidence:
+    async def peer(self, name: str, options: ClientOptions) -> PeerEvidence:
         """Whether a sidecar or controller is alive and takes the token."""
+        url = options["base_url"]
         addresses = await asyncio.to_thread(resolve, url, timeout_s=self._timeout_s)
         if isinstance(addresses, str):
             return PeerEvidence(name=name, url=url, problem=addresses, remedy=f"check the host in --{name}")
-        options = client_options(self._access, url, timeout_s=self._timeout_s)
         async with httpx.AsyncClient(**options) as client:
             health = await self._ask(client, "/healthz")
             if isinstance(health, str):
@@ -117,7 +119,7 @@ class Probe:
                 return httpx.Response(response.status_code, content=bytes(body))
         except (TimeoutError, httpx.TimeoutException):
             return f"no answer within {self._timeout_s:g} s"
-        except httpx.HTTPError as exc:
+        except (httpx.HTTPError, TokenError) as exc:
             return f"{type(exc).__name__}: {exc}"
 
 

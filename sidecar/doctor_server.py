@@ -24,6 +24,21 @@ BLIND = {
     "itl": "inter-token latency", "e2e": "request latency",
 }  # fmt: skip
 """Signal → what cannot be seen without it."""
+REMEDIES = {
+    ScrapeOutcome.REFUSED: "start vLLM, which listens after some minutes, or correct host and port in --vllm",
+    ScrapeOutcome.TIMEOUT: "look at vLLM's log and for firewalls on the way, and try a longer --timeout-s",
+    ScrapeOutcome.BROKEN: "a port that wants TLS breaks off like this: try https:// in --vllm; else see vLLM's log",
+    ScrapeOutcome.UNREACHABLE: "correct the host in --vllm: it has no address, or there is no way to it",
+    ScrapeOutcome.HTTP_ERROR: "give the base URL of vLLM itself, not of a gateway before it",
+    ScrapeOutcome.MALFORMED: "what answers there is no vLLM, or a version with another format: check --vllm",
+}
+SOCKET_REMEDIES = {
+    ScrapeOutcome.REFUSED: "start vLLM with this path as --uds; it listens after some minutes",
+    ScrapeOutcome.TIMEOUT: "look at vLLM's log, and try a longer --timeout-s",
+    ScrapeOutcome.BROKEN: "see vLLM's log",
+    ScrapeOutcome.UNREACHABLE: "run this as a user who may write to the socket, or correct its path in --vllm",
+}
+"""In their place over a Unix socket."""
 
 
 def judge_server(server: ServerEvidence, slo: Slo, *, has_plugin: bool) -> Iterator[Finding]:
@@ -33,7 +48,8 @@ def judge_server(server: ServerEvidence, slo: Slo, *, has_plugin: bool) -> Itera
     if server.version is not None:
         yield _version(printable(server.version, 40))
     if server.results[0].outcome is ScrapeOutcome.NO_SERIES:
-        yield _no_series(server)
+        first = server.results[0]
+        yield Finding(Check.METRICS, Status.FAIL, printable(first.detail), first.remedy)
     pages = [result.snapshot for result in server.results if result.snapshot is not None]
     if not pages:
         return
@@ -52,36 +68,20 @@ def _reachable(server: ServerEvidence) -> Finding:
     first = server.results[0]
     if first.outcome in (ScrapeOutcome.OK, ScrapeOutcome.NO_SERIES):
         secure = " over TLS" if server.url.startswith("https") else ""
-        return Finding(Check.REACHABLE, Status.OK, f"{server.url}/metrics answered{secure}")
+        return Finding(Check.REACHABLE, Status.OK, f"/metrics of {server.url} answered{secure}")
     return Finding(
         Check.REACHABLE,
         Status.FAIL,
         f"{first.outcome}: {printable(first.detail)}".rstrip(": "),
-        _unreachable_remedy(first),
+        _unreachable_remedy(server),
     )
 
 
-def _unreachable_remedy(result: ScrapeResult) -> str:
-    detail = result.detail
-    if "CERTIFICATE_VERIFY_FAILED" in detail:
-        return "set --tls-ca to the CA of the server's certificate, and use a host name that is in it"
-    if "CERTIFICATE_REQUIRED" in detail or "HANDSHAKE_FAILURE" in detail:
-        return "the server wants a client certificate: set --tls-cert, --tls-key and --tls-ca"
-    if "SSL" in detail:
-        return "the port does not speak TLS: write http:// in --vllm"
-    return {
-        ScrapeOutcome.REFUSED: "start vLLM, which listens after some minutes, or correct host and port in --vllm",
-        ScrapeOutcome.TIMEOUT: "the server is saturated, or a firewall drops packets: look at its log, try --timeout-s",
-        ScrapeOutcome.BROKEN: "a port that wants TLS breaks off like this: try https:// in --vllm; else see vLLM's log",
-        ScrapeOutcome.UNREACHABLE: "correct the host in --vllm: it has no address, or there is no way to it",
-        ScrapeOutcome.TLS: "write http:// in --vllm if the port speaks no TLS; else give its CA with --tls-ca",
-        ScrapeOutcome.UNAUTHORIZED: "something before vLLM asks for a token: give the sidecar --vllm-token-file",
-        ScrapeOutcome.REDIRECTED: "write in --vllm where the redirect leads",
-        ScrapeOutcome.TOO_LARGE: "what answers there is no vLLM: check --vllm",
-        ScrapeOutcome.HTTP_ERROR: "give the base URL of vLLM itself, not of a gateway before it",
-        ScrapeOutcome.INTERNAL: "what answers there is no vLLM: check --vllm",
-        ScrapeOutcome.MALFORMED: "what answers there is no vLLM, or a version with another format: check --vllm",
-    }.get(result.outcome, "check --vllm")
+def _unreachable_remedy(server: ServerEvidence) -> str:
+    """What the failure itself says, or what its kind mostly means."""
+    first = server.results[0]
+    table = REMEDIES if server.host else REMEDIES | SOCKET_REMEDIES
+    return first.remedy or table.get(first.outcome, "what answers there is no vLLM: correct --vllm")
 
 
 def _version(version: str) -> Finding:
@@ -90,14 +90,6 @@ def _version(version: str) -> Finding:
     return Finding(
         Check.VERSION, Status.OK, f"vLLM {version}; tried was {TRIED_VERSION}x: see the signals for what this one lacks"
     )
-
-
-def _no_series(server: ServerEvidence) -> Finding:
-    message = f"the page has no series that begins with {server.metric_prefix}"
-    remedy = "start vLLM without --disable-log-stats; under Ray Serve set --metric-prefix ray_vllm_"
-    if server.version is None:
-        remedy += "; if this is no vLLM server, correct --vllm"
-    return Finding(Check.METRICS, Status.FAIL, message, remedy)
 
 
 def _signals(page: EngineSnapshot, slo: Slo) -> Finding:

@@ -95,7 +95,7 @@ class Observer:
         stale_after_s = STALE_AFTER_SCRAPES * max(interval_s, self._settings.scrape_timeout_s)
         self.status = advance(before, result, stale_after_s=stale_after_s)
         if self.status.state is not before.state or result.outcome is not self._outcome:
-            detail = f" detail={result.detail}" if result.detail else ""
+            detail = f" detail={result.explanation}" if result.detail else ""
             logger.info("engine state=%s was=%s scrape=%s%s", self.status.state, before.state, result.outcome, detail)
         self._outcome = result.outcome
         self._was_refused = self._was_refused or result.outcome is ScrapeOutcome.REFUSED

@@ -75,7 +75,7 @@ class PageReader:
         self._rest = rest
 
     def finish(self, *, t_s: float, monotonic_s: float) -> EngineSnapshot | None:
-        """The snapshot of the whole page, or None when no series has the prefix (`advice` says what it has).
+        """The snapshot of the whole page, or None when no series has the prefix (`lack` says why).
 
         Raises:
             PageError: the page is cut off, or a bucket has no edge.
@@ -89,13 +89,14 @@ class PageReader:
         return assemble(self._page, prefix=self._prefix, t_s=t_s, monotonic_s=monotonic_s)
 
     @property
-    def advice(self) -> str:
-        """What to do about a page without a series."""
+    def lack(self) -> tuple[str, str]:
+        """What is wrong with a page without a series, and what to do about it."""
         if self._other_prefix is not None:
             other = self._other_prefix.decode()
-            return f"its series begin with {other}: set --metric-prefix {other}"
+            return f"its series begin with {other}", f"set --metric-prefix {other}"
         whose = "" if self._replica is None else f" of the replica {self._replica}"
-        return f"no {self._prefix} series{whose}: metrics disabled (--disable-log-stats), or no vLLM server"
+        remedy = "start vLLM without --disable-log-stats; if this is no vLLM server, correct --vllm"
+        return f"no {self._prefix} series{whose}", remedy
 
     def _take(self, line: bytes) -> None:
         if line.startswith(self._prefix_bytes):

@@ -33,14 +33,17 @@ UNAVAILABLE = 503
 class Failure(NamedTuple):
     outcome: ScrapeOutcome
     detail: str
+    """What failed."""
+    remedy: str = ""
+    """What the user can do about it, where the failure itself tells."""
 
 
 class AnswerError(Exception):
     """An answer that is no page."""
 
-    def __init__(self, outcome: ScrapeOutcome, detail: str) -> None:
+    def __init__(self, outcome: ScrapeOutcome, detail: str, remedy: str = "") -> None:
         super().__init__(detail)
-        self.failure = Failure(outcome, detail)
+        self.failure = Failure(outcome, detail, remedy)
 
 
 class Scraper:
@@ -63,7 +66,7 @@ class Scraper:
                 reader = await self._read_page()
             snapshot = reader.finish(t_s=max(time.time(), 0.0), monotonic_s=time.monotonic())
             if snapshot is None:
-                failure = Failure(ScrapeOutcome.NO_SERIES, reader.advice)
+                failure = Failure(ScrapeOutcome.NO_SERIES, *reader.lack)
         except Exception as exc:  # noqa: BLE001 - a server must not be able to end the task; each failure is counted
             failure = explain(exc, timeout_s=self._timeout_s)
         ended_s = time.monotonic()
@@ -77,6 +80,7 @@ class Scraper:
             snapshot=snapshot,
             accepts=accepts,
             detail=failure.detail[:MAX_DETAIL],
+            remedy=failure.remedy,
         )
 
     async def _read_page(self) -> PageReader:
@@ -117,11 +121,11 @@ def check_answer(response: httpx.Response) -> None:
     status = response.status_code
     if 300 <= status < 400:
         where = response.headers.get("location", "")[:120]
-        detail = f"HTTP {status} to {where!r}: redirects are not followed; give the final base URL to --vllm"
-        raise AnswerError(ScrapeOutcome.REDIRECTED, detail)
+        detail = f"HTTP {status} to {where!r}: redirects are not followed"
+        raise AnswerError(ScrapeOutcome.REDIRECTED, detail, "give the final base URL to --vllm")
     if status in {401, 403}:
-        detail = f"HTTP {status}: set --vllm-token or --vllm-token-file to what stands before the server"
-        raise AnswerError(ScrapeOutcome.UNAUTHORIZED, detail)
+        remedy = "set --vllm-token-file or --vllm-token to what stands before the server wants"
+        raise AnswerError(ScrapeOutcome.UNAUTHORIZED, f"HTTP {status}", remedy)
     if status != httpx.codes.OK:
         raise AnswerError(ScrapeOutcome.HTTP_ERROR, f"HTTP {status}")
     encoding = response.headers.get("content-encoding", "identity")[:40]
@@ -140,7 +144,8 @@ def explain(exc: BaseException, *, timeout_s: float) -> Failure:
         large = isinstance(exc, PageTooLargeError)
         return Failure(ScrapeOutcome.TOO_LARGE if large else ScrapeOutcome.MALFORMED, str(exc))
     if isinstance(exc, TokenError):
-        return Failure(ScrapeOutcome.UNAUTHORIZED, str(exc))
+        remedy = "make it readable, with the token as one line of printable ASCII"
+        return Failure(ScrapeOutcome.UNAUTHORIZED, str(exc), remedy)
     if isinstance(exc, TimeoutError | httpx.TimeoutException):
         return Failure(ScrapeOutcome.TIMEOUT, f"no whole page within {timeout_s:g} s: saturated")
     if isinstance(exc, httpx.HTTPError):
@@ -154,15 +159,27 @@ def _explain_connection(exc: httpx.HTTPError) -> Failure:
     is_new = isinstance(exc, httpx.ConnectError)
     for cause in causes(exc):
         if isinstance(cause, ssl.SSLError) and (is_new or not isinstance(cause, ssl.SSLEOFError)):
-            return Failure(ScrapeOutcome.TLS, f"{cause}: see --vllm-ca, --vllm-cert and the scheme of --vllm")
+            return Failure(ScrapeOutcome.TLS, f"{cause}", _tls_remedy(cause.reason or ""))
         if is_new and isinstance(cause, ConnectionRefusedError | FileNotFoundError):
             return Failure(ScrapeOutcome.REFUSED, f"{cause}")
-    detail = f"{type(exc).__name__}: {exc}"
+    remedy = ""
     request = exc._request  # the public property raises where there is none
     if isinstance(exc, httpx.RemoteProtocolError) and request is not None and request.url.scheme == "https":
         # vLLM's uvicorn drops the connection without a TLS alert.
-        detail += " (as servers do that ask for a client certificate: see --vllm-cert)"
-    return Failure(ScrapeOutcome.UNREACHABLE if is_new else ScrapeOutcome.BROKEN, detail)
+        remedy = "servers that ask for a client certificate break off like this: set --vllm-cert and --vllm-key"
+    outcome = ScrapeOutcome.UNREACHABLE if is_new else ScrapeOutcome.BROKEN
+    return Failure(outcome, f"{type(exc).__name__}: {exc}", remedy)
+
+
+def _tls_remedy(reason: str) -> str:
+    """For a `ssl.SSLError.reason`; an alert is what the server said."""
+    if reason == "CERTIFICATE_VERIFY_FAILED":
+        return "set --vllm-ca to the CA of the server's certificate, and use a host name that is in it"
+    if "CERTIFICATE_REQUIRED" in reason or "HANDSHAKE_FAILURE" in reason:
+        return "the server wants a client certificate: set --vllm-cert and --vllm-key"
+    if "ALERT_UNKNOWN_CA" in reason or "CERTIFICATE" in reason:
+        return "the server does not take the client certificate: set --vllm-cert to one of a CA that it trusts"
+    return "the port speaks no TLS, or none in common: correct the scheme of --vllm"
 
 
 def causes(exc: BaseException) -> Iterator[BaseException]:

@@ -139,6 +139,14 @@ class ScrapeResult:
     accepts: bool | None = None
     """Whether the server says that it takes requests (its ``/health``); None when it was not asked, or did not say."""
     detail: str = ""
+    """What failed."""
+    remedy: str = ""
+    """What the user can do about it, where the failure itself tells."""
+
+    @property
+    def explanation(self) -> str:
+        """Both in one line."""
+        return f"{self.detail}; {self.remedy}" if self.remedy else self.detail
 
 
 def finite(value: float) -> float | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 
 from service.errors import ConfigError
-from sidecar.config import SidecarSettings, is_token
+from sidecar.vllm_settings import VllmSettings, is_token
 
 # Text is preferred; vLLM's Rust front end has OpenMetrics alone.
 HEADERS = {
@@ -54,12 +54,15 @@ class BearerTokenFile(BearerToken):
         except OSError as exc:
             raise TokenError(f"cannot read the vllm_token_file {self._path}: {exc.strerror or exc}") from exc
         if not is_token(token):
-            raise TokenError(f"the vllm_token_file {self._path} holds no token: one line of printable ASCII")
+            raise TokenError(f"the vllm_token_file {self._path} holds no token")
         return token
 
 
-def open_client(settings: SidecarSettings, context: ssl.SSLContext | bool) -> httpx.AsyncClient:
-    """A client whose relative paths are those of the server; ``context`` comes from `tls_context`."""
+def open_client(settings: VllmSettings, context: ssl.SSLContext | bool, *, timeout_s: float) -> httpx.AsyncClient:
+    """A client whose relative paths are those of the server; ``context`` comes from `tls_context`.
+
+    Each of its waits ends after ``timeout_s`` seconds.
+    """
     transport = httpx.AsyncHTTPTransport(
         verify=context,
         trust_env=False,
@@ -71,14 +74,14 @@ def open_client(settings: SidecarSettings, context: ssl.SSLContext | bool) -> ht
         headers=HEADERS,
         auth=_auth(settings),
         cookies=CookieJar(policy=DefaultCookiePolicy(allowed_domains=[])),
-        timeout=httpx.Timeout(settings.scrape_timeout_s),
+        timeout=httpx.Timeout(timeout_s),
         transport=transport,
         trust_env=False,
         follow_redirects=False,
     )
 
 
-def tls_context(settings: SidecarSettings) -> ssl.SSLContext | bool:
+def tls_context(settings: VllmSettings) -> ssl.SSLContext | bool:
     """What certificates to trust and to show; True for those that the system trusts.
 
     Raises:
@@ -104,7 +107,7 @@ def tls_context(settings: SidecarSettings) -> ssl.SSLContext | bool:
     return context
 
 
-def _auth(settings: SidecarSettings) -> BearerToken | None:
+def _auth(settings: VllmSettings) -> BearerToken | None:
     if settings.vllm_token is not None:
         return BearerToken(settings.vllm_token.get_secret_value().strip())
     return None if settings.vllm_token_file is None else BearerTokenFile(settings.vllm_token_file)

@@ -32,6 +32,26 @@ def saying(answer: bytes) -> Answer:
     return say
 
 
+def redirecting(location: str) -> Answer:
+    return saying(response(b"", status="307 Temporary Redirect", Location=location))
+
+
+class Heads:
+    """Always answers the same, and keeps what it was asked."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.heads: list[str] = []
+        self._answer = answer
+
+    async def __call__(self, head: str, writer: asyncio.StreamWriter) -> None:
+        self.heads.append(head)
+        await saying(self._answer)(head, writer)
+
+    @property
+    def pages(self) -> list[str]:
+        return [head for head in self.heads if "/metrics " in head]
+
+
 @asynccontextmanager
 async def raw_server(
     answer: Answer, *, context: ssl.SSLContext | None = None, path: Path | None = None

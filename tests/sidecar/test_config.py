@@ -60,6 +60,7 @@ def test_the_server_is_named_by_its_address(url: str, server_id: str) -> None:
         (["--vllm", "localhost:8000"], "vllm", "http://HOST:PORT"),
         (["--vllm", "ftp://host"], "vllm", "http://HOST:PORT"),
         (["--vllm", "http://host:99999"], "vllm", "http://HOST:PORT"),
+        (["--vllm", "http://256.1.1.1"], "vllm", "Invalid IPv4 address.*http://HOST:PORT"),
         (["--vllm", "http://u:p@host"], "vllm", "no user"),
         (["--vllm", VLLM + "/metrics"], "vllm", "without /metrics"),
         (["--vllm", "unix:vllm.sock"], "vllm", "unix:/run/vllm.sock"),

@@ -32,7 +32,7 @@ def scrape(answer: Answer, *, timeout_s: float = 10.0) -> ScrapeResult:
             settings = SidecarSettings(
                 vllm=f"http://127.0.0.1:{port}", scrape_timeout_s=timeout_s, scrape_interval_s=10
             )
-            async with open_client(settings, True) as client:
+            async with open_client(settings, True, timeout_s=timeout_s) as client:
                 return await Scraper(client, parser=PageParser("vllm:"), timeout_s=timeout_s).scrape()
 
     return asyncio.run(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable
 
 import httpx
@@ -96,3 +97,24 @@ def test_an_endless_page_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
         result = scrape_once(upstream.url)
     assert result.outcome is ScrapeOutcome.TOO_LARGE
     assert "over 10000" in result.detail
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("CERTIFICATE_VERIFY_FAILED", "set --vllm-ca "),
+        ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "wants a client certificate: set --vllm-cert "),
+        ("SSLV3_ALERT_HANDSHAKE_FAILURE", "wants a client certificate: set --vllm-cert "),
+        ("TLSV1_ALERT_UNKNOWN_CA", "does not take the client certificate: set --vllm-cert "),
+        ("SSLV3_ALERT_CERTIFICATE_EXPIRED", "does not take the client certificate: set --vllm-cert "),
+        ("WRONG_VERSION_NUMBER", "correct the scheme of --vllm"),
+        ("", "correct the scheme of --vllm"),
+    ],
+)
+def test_each_way_for_tls_to_fail_names_its_option(reason: str, said: str) -> None:
+    broken = ssl.SSLError(1, f"[SSL: {reason}]")
+    broken.reason = reason
+    failed = httpx.ConnectError("")
+    failed.__cause__ = broken
+    failure = scrape.explain(failed, timeout_s=1.0)
+    assert (failure.outcome, said in failure.remedy) == (ScrapeOutcome.TLS, True)

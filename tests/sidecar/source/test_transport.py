@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 from pydantic import SecretStr
 
 from service.errors import ConfigError
@@ -18,66 +16,20 @@ from sidecar.source.parse import PageParser
 from sidecar.source.scrape import Scraper
 from sidecar.source.snapshot import ScrapeOutcome, ScrapeResult
 from sidecar.source.transport import open_client, tls_context
+from tests.sidecar.authority import Authority
 from tests.sidecar.helpers import Upstream, capture, serving
-from tests.sidecar.raw_server import Answer, raw_server, response, saying
+from tests.sidecar.raw_server import Answer, Heads, raw_server, redirecting, response, saying
 
 PAGE = response(capture("busy").encode())
 
 
 async def scrape(vllm: str, *, times: int = 1, **values: Any) -> ScrapeResult:
     settings = SidecarSettings(vllm=vllm, scrape_timeout_s=5.0, **values)
-    async with open_client(settings, tls_context(settings)) as client:
+    async with open_client(settings, tls_context(settings), timeout_s=settings.scrape_timeout_s) as client:
         scraper = Scraper(client, parser=PageParser("vllm:"), timeout_s=settings.scrape_timeout_s)
         for _ in range(times):
             result = await scraper.scrape()
         return result
-
-
-class Heads:
-    """Answers with the page and keeps what it was asked."""
-
-    def __init__(self, answer: bytes = PAGE) -> None:
-        self.heads: list[str] = []
-        self._answer = answer
-
-    async def __call__(self, head: str, writer: asyncio.StreamWriter) -> None:
-        self.heads.append(head)
-        await saying(self._answer)(head, writer)
-
-    @property
-    def pages(self) -> list[str]:
-        return [head for head in self.heads if "/metrics " in head]
-
-
-class Authority:
-    """A CA, a certificate that it issued for the server, one for a client, and files of them."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir()
-        self._ca = trustme.CA()
-        self.ca, self.cert, self.key = folder / "ca.pem", folder / "cert.pem", folder / "key.pem"
-        self._ca.cert_pem.write_to_path(self.ca)
-        client = self._ca.issue_cert("sidecar")
-        client.cert_chain_pems[0].write_to_path(self.cert)
-        client.private_key_pem.write_to_path(self.key)
-
-    def context(self, *, host: str = "127.0.0.1", ask_clients: bool = False) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._ca.issue_cert(host).configure_cert(context)
-        if ask_clients:
-            self._ca.configure_trust(context)
-            context.verify_mode = ssl.CERT_REQUIRED
-        return context
-
-
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path / "authority")
-
-
-@pytest.fixture
-def stranger(tmp_path: Path) -> Authority:
-    return Authority(tmp_path / "stranger")
 
 
 def scrape_tls(context: ssl.SSLContext, answer: Answer | None = None, /, **values: Any) -> ScrapeResult:
@@ -104,7 +56,7 @@ def test_a_certificate_that_does_not_fit_is_told_from_a_server_that_is_down(
     ca = {"authority": authority.ca, "stranger": stranger.ca}.get(values.get("vllm_ca", ""))
     result = scrape_tls(authority.context(host=values.get("host", "127.0.0.1")), vllm_ca=ca)
     assert result.outcome is ScrapeOutcome.TLS
-    assert "--vllm-ca" in result.detail
+    assert "--vllm-ca" in result.remedy
 
 
 def test_a_client_certificate_is_shown_to_a_server_that_asks(authority: Authority) -> None:
@@ -125,7 +77,7 @@ def test_a_server_that_asks_for_a_certificate_refuses_a_stranger(authority: Auth
 def test_a_server_that_drops_the_connection_after_the_handshake_may_want_a_certificate(authority: Authority) -> None:
     result = scrape_tls(authority.context(), saying(b""), vllm_ca=authority.ca)
     assert result.outcome is ScrapeOutcome.BROKEN
-    assert "--vllm-cert" in result.detail
+    assert "--vllm-cert" in result.remedy
 
 
 def test_a_server_without_tls_behind_an_https_url_is_a_tls_failure() -> None:
@@ -133,7 +85,7 @@ def test_a_server_without_tls_behind_an_https_url_is_a_tls_failure() -> None:
     with serving(upstream):
         result = asyncio.run(scrape(upstream.url.replace("http:", "https:")))
     assert result.outcome is ScrapeOutcome.TLS
-    assert "scheme of --vllm" in result.detail
+    assert "scheme of --vllm" in result.remedy
 
 
 @pytest.mark.parametrize(
@@ -161,7 +113,7 @@ def scrape_heads(heads: Heads, *, base: str = "", **values: Any) -> ScrapeResult
 
 
 def test_a_token_is_sent_to_the_server_and_the_fleets_is_not() -> None:
-    heads = Heads()
+    heads = Heads(PAGE)
     result = scrape_heads(heads, vllm_token=SecretStr("of-the-server"), token=SecretStr("of-the-fleet"))
     assert result.outcome is ScrapeOutcome.OK
     assert all("authorization: bearer of-the-server\r\n" in head.lower() for head in heads.heads)
@@ -169,14 +121,14 @@ def test_a_token_is_sent_to_the_server_and_the_fleets_is_not() -> None:
 
 
 def test_a_token_file_is_read_at_every_scrape(tmp_path: Path) -> None:
-    path, heads = tmp_path / "token", Heads()
+    path, heads = tmp_path / "token", Heads(PAGE)
     path.write_text("first\n")
     settings = SidecarSettings(vllm="http://127.0.0.1:9", vllm_token_file=path)
 
     async def main() -> list[ScrapeOutcome]:
         async with raw_server(heads) as port:
             there = settings.model_copy(update={"vllm": f"http://127.0.0.1:{port}"})
-            async with open_client(there, tls_context(there)) as client:
+            async with open_client(there, tls_context(there), timeout_s=5.0) as client:
                 scraper = Scraper(client, parser=PageParser("vllm:"), timeout_s=5.0)
                 outcomes = [(await scraper.scrape()).outcome]
                 path.write_text("second")
@@ -199,11 +151,11 @@ def test_a_token_file_is_read_at_every_scrape(tmp_path: Path) -> None:
 def test_a_server_that_wants_a_token_is_told_with_the_setting(status: str) -> None:
     result = scrape_heads(Heads(response(b"", status=status)))
     assert result.outcome is ScrapeOutcome.UNAUTHORIZED
-    assert "--vllm-token" in result.detail
+    assert "--vllm-token" in result.remedy
 
 
 def test_a_unix_socket_is_scraped_and_its_absence_is_a_refusal(tmp_path: Path) -> None:
-    path, heads = tmp_path / "vllm.sock", Heads()
+    path, heads = tmp_path / "vllm.sock", Heads(PAGE)
 
     async def main() -> tuple[ScrapeResult, ScrapeResult]:
         async with raw_server(heads, path=path):
@@ -223,7 +175,7 @@ def test_a_unix_socket_that_nobody_listens_at_is_a_refusal(tmp_path: Path) -> No
 
 
 def test_a_base_path_comes_before_every_path() -> None:
-    heads = Heads()
+    heads = Heads(PAGE)
     assert scrape_heads(heads, base="/gpu/7/").outcome is ScrapeOutcome.OK
     assert [head.split(" ")[1] for head in heads.heads] == ["/gpu/7/metrics", "/gpu/7/health"]
 
@@ -231,24 +183,17 @@ def test_a_base_path_comes_before_every_path() -> None:
 def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    assert scrape_heads(Heads()).outcome is ScrapeOutcome.OK
-
-
-def redirecting(make: Callable[[], str]) -> Answer:
-    async def answer(head: str, writer: asyncio.StreamWriter) -> None:
-        await saying(response(b"", status="307 Temporary Redirect", Location=make()))(head, writer)
-
-    return answer
+    assert scrape_heads(Heads(PAGE)).outcome is ScrapeOutcome.OK
 
 
 @pytest.mark.parametrize("location", ["elsewhere", "http://[broken", "x" * 5000, ""])
 def test_a_redirect_is_not_followed_and_said(location: str) -> None:
-    elsewhere = Heads()
+    elsewhere = Heads(PAGE)
 
     async def main() -> ScrapeResult:
         async with raw_server(elsewhere) as target:
             where = f"http://127.0.0.1:{target}/metrics" if location == "elsewhere" else location
-            async with raw_server(redirecting(lambda: where)) as port:
+            async with raw_server(redirecting(where)) as port:
                 return await scrape(f"http://127.0.0.1:{port}")
 
     result = asyncio.run(main())
@@ -256,7 +201,7 @@ def test_a_redirect_is_not_followed_and_said(location: str) -> None:
     assert result.outcome in {ScrapeOutcome.REDIRECTED, ScrapeOutcome.BROKEN}
     assert len(result.detail) <= 300
     if location == "elsewhere":
-        assert "redirects are not followed; give the final base URL to --vllm" in result.detail
+        assert "redirects are not followed; give the final base URL to --vllm" in result.explanation
 
 
 def test_a_host_that_has_no_address_is_unreachable_and_not_down() -> None:
@@ -279,6 +224,6 @@ def test_cookies_of_the_server_are_not_kept() -> None:
 
 
 def test_compression_is_not_asked_for() -> None:
-    heads = Heads()
+    heads = Heads(PAGE)
     scrape_heads(heads)
     assert "accept-encoding: identity\r\n" in heads.heads[0].lower()
