@@ -42,7 +42,7 @@ from diloco.protocol import (
     WorkerConfig,
 )
 from diloco.safepoint import Patience, Safepoint, YieldInterrupted, hooked, layers_of, open_gate, pass_by, spaced_out
-from diloco.scheduling import become_idle, pin_to
+from diloco.scheduling import become_idle, lower_session, pin_to
 from diloco.schema import Phase, Progress, SyncOutcome, TrainerPhase
 from diloco.transport import SynchronizerClient
 from service.client import client_options
@@ -120,6 +120,7 @@ class Worker:
         if self._config.idle_priority:
             # Not before: under load a start that only gets what is left takes minutes.
             become_idle()
+            lower_session()
         if self._safepoint is None:
             self._train()
         else:

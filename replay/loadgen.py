@@ -14,6 +14,7 @@ from enum import StrEnum
 from replay.completion_stream import explain_error
 from replay.connection import ConnectFailedError, ConnectionBrokenError, ConnectionPool, Exchange
 from replay.endpoint import CompletionRequests, ServerInfo, discover, parse_endpoint
+from replay.priority import ahead_of_others
 
 __all__ = ["PlannedRequest", "RequestResult", "ServerInfo", "Status", "discover", "run_load"]
 
@@ -103,7 +104,8 @@ async def run_load(
     work = asyncio.create_task(load.send_all(requests))
     stop = asyncio.create_task((exit_event or asyncio.Event()).wait())
     try:
-        await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+        with ahead_of_others():
+            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
             work.result()
     finally:

@@ -20,7 +20,7 @@ import torch
 from diloco.inner import InnerConfig, InnerLoop
 from diloco.model import VOCAB_SIZE, ModelSize, build_model
 from diloco.safepoint import Gate, Safepoint, hooked, layers_of
-from diloco.scheduling import become_idle
+from diloco.scheduling import become_idle, lower_session
 from sidecar.vllm_plugin.gate_reader import ALL_SOURCES, GateReader, GateReason, GateState
 
 BATCH_SIZE = 4
@@ -70,6 +70,7 @@ class Trainer:
 
     def run(self) -> None:
         become_idle()
+        lower_session()
         with hooked(self._layers, self.count):
             while True:
                 self._loop.take_step(self._batch)

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 from replay.loadgen import PlannedRequest, run_load
+from replay.priority import ahead_of_others
 
 pytestmark = [pytest.mark.bench, pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -83,7 +84,8 @@ def ask_all(url: str, requests: Sequence[PlannedRequest], start_s: float) -> lis
     answers: dict[int, Latency] = {}
 
     def run(index: int) -> None:
-        answers[index] = ask(url, requests[index], start_s)
+        with ahead_of_others():
+            answers[index] = ask(url, requests[index], start_s)
 
     threads = [threading.Thread(target=run, args=(index,)) for index in range(len(requests))]
     for thread in threads:
