@@ -39,7 +39,7 @@ bench: $(STAMP) vllm ## measured claims (ratios in one run)
 bench-forecast: $(STAMP) ## the forecaster against fixed smoothing factors and refitted Holt-Winters
 	$(BIN)/python -m pytest -m bench -s tests/bench/test_forecast.py
 
-bench-gate: $(STAMP) vllm ## what training costs a real server with each kind of gate (BENCH_GATE='rounds seconds rates')
+bench-gate: $(STAMP) vllm ## what training costs a real server with each kind of gate (BENCH_GATE='rounds seconds loads')
 	$(BIN)/python -m pytest -m bench -s tests/bench/test_gate.py
 
 clean: ## remove both environments and all output
