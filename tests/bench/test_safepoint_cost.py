@@ -59,6 +59,6 @@ def test_what_open_safepoints_cost(tmp_path: Path) -> None:
     ratios = [with_ / without for with_, without in zip(gated, plain, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4)
     print(
-        f"\n{PAIRS} pairs of steps of {statistics.median(plain):.1f} ms, safepoints at {len(layers)} layers, open gate\n"
+        f"\n{PAIRS} pairs of steps of {statistics.median(plain):.1f} ms, {len(layers)} hooked layers\n"
         f"CPU time with / without: median {middle:.4f}, quartiles {low:.4f} to {high:.4f}"
     )
