@@ -19,6 +19,7 @@ from fastapi import FastAPI, Query
 
 from service.app import build_app
 from service.client import client_options
+from service.errors import ConflictError
 from service.tasks import Background, every, wait_for_exit
 from sidecar.calibration_file import RECORDED_REQUESTS, read_calibration
 from sidecar.calibrator import Phase
@@ -69,7 +70,6 @@ class Sidecar:
 
     def __init__(self, settings: SidecarSettings) -> None:
         self.settings = settings
-        self.mode = PaceMode.AUTO
         self.observer = Observer(settings, t_s=time.time(), monotonic_s=time.monotonic())
         if settings.calibration is not None:
             recorded = read_calibration(settings.calibration, self.observer.slo)
@@ -94,7 +94,24 @@ class Sidecar:
         self.metrics.set_scrape_interval(self.scrape_interval_s)
 
     def pace(self) -> Pace:
-        return self.pacer.pace(self.mode)
+        return self.pacer.pace(self.gate.mode if self.gate is not None else PaceMode.AUTO)
+
+    def order_pace(self, mode: PaceMode) -> None:
+        """Take an operator's order.
+
+        Raises:
+            ConflictError: there is no gate by which a trainer would hear of it.
+        """
+        if self.gate is not None:
+            if mode is not self.gate.mode:
+                logger.info("pace mode=%s was=%s", mode, self.gate.mode)
+            self.gate.order(mode)
+        elif mode is not PaceMode.AUTO:
+            raise ConflictError(
+                f"cannot {mode}: this sidecar has no gate by which a trainer would hear of it",
+                field="mode",
+                remedy="start it with --gate FOLDER, the WADILOCO_GATE_DIR of its server",
+            )
 
     def gate_status(self) -> GateStatus | None:
         if self.gate is None:
@@ -316,7 +333,5 @@ def _add_pace_routes(app: FastAPI, sidecar: Sidecar) -> None:
 
     @app.put("/v1/pace", tags=["trainer"], summary="Follow the load (auto), stop the trainer (pause), free it (run)")
     async def set_pace(request: PaceRequest) -> Pace:
-        if request.mode is not sidecar.mode:
-            logger.info("pace mode=%s was=%s", request.mode, sidecar.mode)
-        sidecar.mode = request.mode
+        sidecar.order_pace(request.mode)
         return sidecar.pace()

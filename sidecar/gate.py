@@ -6,14 +6,18 @@ then closes and opens at the scrape's cadence, up to an interval late, and the s
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from sidecar.pace import PaceReason
+from sidecar.pace_order import keep_order, read_order
 from sidecar.schema import EngineState, LoadSample, Pace, PaceMode
 from sidecar.vllm_plugin.gate_reader import GateReader, GateState
 from sidecar.vllm_plugin.gate_writer import HEARTBEAT_PERIOD_S, GateWriter
 from sidecar.vllm_plugin.records import SlotFlag
+
+logger = logging.getLogger(__name__)
 
 GATE_PERIOD_S = HEARTBEAT_PERIOD_S
 EXACT_SOURCES = ("ingress", "engine")
@@ -56,10 +60,23 @@ class GateKeeper:
     falls silent."""
 
     def __init__(self, directory: Path, *, scrape_interval_s: float) -> None:
+        self._directory = directory
         self._writer = GateWriter(directory, SlotFlag.SIDECAR)
         self._reader = GateReader(directory)
         self._fresh_s = FRESH_INTERVALS * scrape_interval_s
         self.state = GateState(True, self._reader.read(0.0).reason)
+        self.mode = read_order(directory)
+        """The operator's order, from an earlier sidecar's time too."""
+        if self.mode is not PaceMode.AUTO:
+            logger.warning("pace mode=%s: an order from before this start, PUT /v1/pace auto ends it", self.mode)
+
+    def order(self, mode: PaceMode) -> None:
+        """Take an operator's order, and keep it for the sidecars to come."""
+        self.mode = mode
+        try:
+            keep_order(self._directory, mode)
+        except OSError as exc:
+            logger.warning("pace mode=%s ends with this sidecar, it cannot be kept: %s", mode, exc)
 
     @property
     def is_exact(self) -> bool:
@@ -68,7 +85,9 @@ class GateKeeper:
 
     @property
     def complaint(self) -> str:
-        """Why the slot cannot be written; empty when it can."""
+        """What is wrong with this sidecar's part; empty when nothing is."""
+        if not self._writer.complaint and self.state.sidecars > 1:
+            return f"{self.state.sidecars} sidecars write this gate, and the lowest pace holds: one per gate"
         return self._writer.complaint
 
     def tick(self, pace: Pace, sample: LoadSample | None, *, age_s: float, now_s: float) -> GateState:
@@ -80,5 +99,9 @@ class GateKeeper:
         return self.state
 
     def close(self) -> None:
+        """Give the slot back. A pause stays in it: trainers then take this sidecar for dead, and yield."""
+        if self.mode is PaceMode.PAUSE:
+            self._writer.update(flags=SlotFlag.SIDECAR, pace=0.0, running=0, waiting=0)
+            self._writer.abandon()
         self._writer.close()
         self._reader.close()

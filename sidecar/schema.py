@@ -124,7 +124,7 @@ class GateStatus(Wire):
     """Who says so: the middleware, the engine's steps, or the scrape (then at its cadence); None while nobody does."""
     in_flight: int | None = None
     error: str | None = None
-    """Why the sidecar cannot write its part."""
+    """What is wrong with the sidecar's part: it cannot write it, or another sidecar writes this gate too."""
 
 
 class ScrapeStatus(Wire):

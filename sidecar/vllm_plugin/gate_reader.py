@@ -86,6 +86,8 @@ class GateState:
     waiting: int | None = None
     pace: float = 1.0
     """How much of the time a trainer may run while the gate is open."""
+    sidecars: int = 0
+    """Living sidecars that write this gate."""
 
     @property
     def is_known(self) -> bool:
@@ -218,7 +220,9 @@ def judge(slots: Iterable[Slot], now_ns: int, *, is_dead: Callable[[Identity], b
     else:
         reason = GateReason.NO_WRITER if source is None else GateReason.IDLE
     is_open = reason in (GateReason.IDLE, GateReason.RUN_ORDERED)
-    return GateState(not is_open, reason, source, counts.in_flight, counts.running, counts.waiting, counts.pace)
+    return GateState(
+        not is_open, reason, source, counts.in_flight, counts.running, counts.waiting, counts.pace, len(sidecars)
+    )
 
 
 class Counts(NamedTuple):

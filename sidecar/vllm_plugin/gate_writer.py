@@ -131,6 +131,15 @@ class GateWriter:
                         os.pwrite(self._fd, EMPTY_SLOT, self._offset)
                 self._drop()
 
+    def abandon(self) -> None:
+        """Leave the slot as it is: what it says holds until readers take its writer for dead."""
+        if os.getpid() != self._identity.pid:
+            return
+        with self._lock:
+            self._closed = True
+            if self._fd is not None:
+                self._drop()
+
     def _write(self, fd: int) -> None:
         try:
             os.pwrite(fd, self._encode(), self._offset)

@@ -222,7 +222,7 @@ def test_a_wrong_query_is_refused_by_name(server: Upstream, path: str) -> None:
     run(settings_for(server.url), body)
 
 
-def test_pace_follows_the_load_and_obeys_an_order(server: Upstream) -> None:
+def test_pace_follows_the_load_and_obeys_an_order(server: Upstream, tmp_path: Path) -> None:
     async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
         assert Pace.model_validate((await client.get("/v1/pace")).json()).pace == 0.0
         await until(lambda: sidecar.observer.sample is not None, "a first page")
@@ -234,6 +234,17 @@ def test_pace_follows_the_load_and_obeys_an_order(server: Upstream) -> None:
         assert (await client.put("/v1/pace", json={"mode": "auto"})).json()["reason"] == "pressure"
         server.page = edited(server.page, {"vllm:num_requests_running": 8})
         await until(lambda: sidecar.pace().pace == 0.0, "pace of a full server")
+
+    run(settings_for(server.url, gate=tmp_path), body)
+
+
+def test_without_a_gate_an_order_is_refused_because_nobody_would_hear_it(server: Upstream) -> None:
+    async def body(client: httpx.AsyncClient, _: Sidecar) -> None:
+        for mode in ("pause", "run"):
+            answer = await client.put("/v1/pace", json={"mode": mode})
+            assert (answer.status_code, answer.json()["field"]) == (409, "mode")
+            assert "--gate" in answer.json()["remedy"]
+        assert (await client.put("/v1/pace", json={"mode": "auto"})).status_code == 200
 
     run(settings_for(server.url), body)
 

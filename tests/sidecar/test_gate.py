@@ -13,6 +13,7 @@ from sidecar.app import Sidecar, create_app
 from sidecar.config import SidecarSettings
 from sidecar.gate import Order, order_of
 from sidecar.pace import Pacer
+from sidecar.pace_order import ORDER_FILE, keep_order, read_order
 from sidecar.schema import EngineState, Load, LoadSample, PaceMode
 from sidecar.vllm_plugin.gate_reader import GateReader, GateReason
 from sidecar.vllm_plugin.gate_writer import GateWriter, Heartbeat
@@ -92,6 +93,74 @@ def test_without_a_plugin_the_gate_follows_the_scrape_and_says_so(tmp_path: Path
         asyncio.run(main())
     assert reason() is GateReason.NO_WRITER
     reader.close()
+
+
+def test_a_pause_outlives_the_sidecar_that_took_it(tmp_path: Path) -> None:
+    upstream = Upstream(capture("idle"))
+    reader = GateReader(tmp_path)
+
+    def reason() -> GateReason:
+        return reader.read(time.monotonic()).reason
+
+    async def pause() -> None:
+        async with running(create_app(settings_for(upstream.url, tmp_path))) as client:
+            await until(lambda: reason() is GateReason.IDLE, "an open gate")
+            await client.put("/v1/pace", json={"mode": "pause"})
+            await until(lambda: reason() is GateReason.NO_PACE, "a gate closed by an order")
+
+    async def resume() -> None:
+        async with running(create_app(settings_for(upstream.url, tmp_path))) as client:
+            await until(lambda: reason() is GateReason.NO_PACE, "a gate that is still closed")
+            assert (await client.get("/v1/pace")).json()["reason"] == "paused"
+            await client.put("/v1/pace", json={"mode": "auto"})
+            await until(lambda: reason() is GateReason.IDLE, "an open gate")
+
+    async def after() -> None:
+        async with running(create_app(settings_for(upstream.url, tmp_path))):
+            await until(lambda: reason() is GateReason.IDLE, "an open gate")
+
+    with serving(upstream):
+        asyncio.run(pause())
+        assert reader.read(time.monotonic()).busy
+        assert reader.read(time.monotonic() + 60).reason is GateReason.SIDECAR_DEAD
+        asyncio.run(resume())
+        asyncio.run(after())
+    reader.close()
+
+
+def test_two_sidecars_on_one_gate_complain(tmp_path: Path) -> None:
+    upstream = Upstream(capture("idle"))
+
+    async def both() -> None:
+        async with running(create_app(settings_for(upstream.url, tmp_path))) as one:
+            async with running(create_app(settings_for(upstream.url, tmp_path))):
+                await until_complaint(one, "2 sidecars write this gate")
+            await until_complaint(one, None)
+
+    async def until_complaint(client: httpx.AsyncClient, said: str | None) -> None:
+        for _ in range(200):
+            gate = (await load(client)).gate
+            assert gate is not None
+            if (gate.error is None) if said is None else (said in (gate.error or "")):
+                return
+            await asyncio.sleep(0.05)
+        pytest.fail(f"no complaint: {said}")
+
+    with serving(upstream):
+        asyncio.run(both())
+
+
+@pytest.mark.parametrize("content", [b"", b"sprint\n", b"\xff" * 1000])
+def test_an_order_that_cannot_be_read_is_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / ORDER_FILE).write_bytes(content)
+    assert read_order(tmp_path) is PaceMode.AUTO
+
+
+@pytest.mark.parametrize("mode", PaceMode)
+def test_an_order_is_kept(tmp_path: Path, mode: PaceMode) -> None:
+    keep_order(tmp_path, PaceMode.RUN)
+    keep_order(tmp_path, mode)
+    assert read_order(tmp_path) is mode
 
 
 def test_with_plugin_and_middleware_load_and_gate_are_exact(tmp_path: Path) -> None:
