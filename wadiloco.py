@@ -10,7 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from service.errors import UnavailableError, WadilocoError
+from service.errors import WadilocoError
+from service.extras import EXTRAS, missing_package
 
 
 class Command(NamedTuple):
@@ -29,7 +30,6 @@ COMMANDS: dict[str, Command] = {
     "doctor": Command("sidecar.doctor", None, "look at a vLLM server and say what to change"),
     "demo": Command("replay.demo", "replay", "the whole loop on this machine: two vLLM servers, two islands"),
 }
-EXTRA_MODULES = {"train": {"torch", "numpy", "safetensors"}, "replay": {"numpy", "matplotlib"}}
 INTERRUPTED = 130
 
 
@@ -63,11 +63,9 @@ def run_command(command: Command, arguments: Sequence[str]) -> int:
     try:
         module = importlib.import_module(command.module)
     except ModuleNotFoundError as exc:
-        if command.extra is None or exc.name is None or exc.name.partition(".")[0] not in EXTRA_MODULES[command.extra]:
+        if command.extra is None or exc.name is None or exc.name.partition(".")[0] not in EXTRAS[command.extra]:
             raise
-        raise UnavailableError(
-            f"Python package {exc.name} is not installed", remedy=f"pip install 'wadiloco[{command.extra}]'"
-        ) from exc
+        raise missing_package(exc.name, command.extra) from exc
     code: int = module.main(arguments)
     return code
 
