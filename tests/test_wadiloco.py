@@ -55,6 +55,27 @@ def test_a_missing_extra_is_one_line_that_names_the_remedy(arguments: tuple[str,
     assert done.stderr == f"wadiloco {arguments[0]}: {remedy}\n"
 
 
+@pytest.mark.parametrize(
+    ("command", "package"),
+    [("synchronizer", "torch"), ("island", "torch"), ("replay", "numpy"), ("demo", "matplotlib")],
+)
+def test_help_needs_no_extra(command: str, package: str) -> None:
+    done = run_without((command, "--help"), package=package)
+    assert done.returncode == 0, done.stderr
+    assert f"usage: wadiloco {command}" in done.stdout
+
+
+@pytest.mark.parametrize("command", wadiloco.COMMANDS)
+def test_help_speaks_of_options_and_not_of_python(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        wadiloco.main([command, "--help"])
+    printed = capsys.readouterr().out
+    assert "--config PATH" in printed
+    assert "--print-config" in printed
+    for internal in ("SecretStr", "tuple[", "dict[", "default factory", "lambda", "default: None", "default: ()"):
+        assert internal not in printed
+
+
 def run_without(arguments: tuple[str, ...], *, package: str) -> subprocess.CompletedProcess[str]:
     """A command in an interpreter that lacks one package."""
     program = (
