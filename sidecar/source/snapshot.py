@@ -141,12 +141,12 @@ class ScrapeResult:
     detail: str = ""
     """What failed."""
     remedy: str = ""
-    """What the user can do about it, where the failure itself tells."""
+    """What the user can do about it."""
 
     @property
     def explanation(self) -> str:
         """Both in one line."""
-        return f"{self.detail}; {self.remedy}" if self.remedy else self.detail
+        return "; ".join(filter(None, (self.detail, self.remedy)))
 
 
 def finite(value: float) -> float | None:
