@@ -142,6 +142,8 @@ class ScrapeResult:
     """What failed."""
     remedy: str = ""
     """What the user can do about it."""
+    page_outcome: ScrapeOutcome | None = None
+    """How the scrape ended where the plugin's account stands in for the page that is not there."""
 
     @property
     def explanation(self) -> str:
