@@ -284,7 +284,14 @@ def overlay(result: ScrapeResult, exact: EngineSnapshot | None) -> ScrapeResult:
         return result
     page = result.snapshot
     if page is None:
-        return replace(result, outcome=ScrapeOutcome.OK, snapshot=exact, t_s=exact.t_s, monotonic_s=exact.monotonic_s)
+        return replace(
+            result,
+            outcome=ScrapeOutcome.OK,
+            page_outcome=result.outcome,
+            snapshot=exact,
+            t_s=exact.t_s,
+            monotonic_s=exact.monotonic_s,
+        )
     snapshot = replace(
         exact,
         t_s=page.t_s,
