@@ -200,13 +200,12 @@ class GateWriter:
         left = [index for index, slot in enumerate(slots) if self._is_left_behind(slot, self._key(fd, index))]
         for index in left[1:]:
             os.pwrite(fd, EMPTY_SLOT, slot_offset(index))
-        free = (index for index, slot in enumerate(slots) if slot is None or _is_abandoned(slot))
-        index = next(iter(left), None)
-        if index is None:
-            index = next(free, None)
-        if index is None:
-            raise GateError(f"all {NUM_SLOTS} slots are taken")
-        return index
+        if left:
+            return left[0]
+        for index, slot in enumerate(slots):
+            if slot is None or _is_abandoned(slot):
+                return index
+        raise GateError(f"all {NUM_SLOTS} slots are taken")
 
     def _is_left_behind(self, slot: Slot | None, key: tuple[int, int, int, int]) -> bool:
         if slot is None or key in _held or _owner(slot) != self._identity:
