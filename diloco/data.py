@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from service.errors import InputError
+from service.files import read_regular
 
 TEXT_SUFFIXES = frozenset({".py", ".txt", ".rst", ".md", ".pyi"})
 INSTALLED_PACKAGES = frozenset({"site-packages", "dist-packages"})
@@ -38,7 +39,7 @@ def load_corpus(paths: Sequence[Path]) -> Tensor:
     corpus = bytearray()
     for file in files:
         try:
-            corpus += file.read_bytes() + FILE_SEPARATOR
+            corpus += read_regular(file) + FILE_SEPARATOR
         except OSError as exc:
             raise InputError(f"cannot read {file}: {exc.strerror or exc}", field="data") from exc
     return torch.frombuffer(corpus, dtype=torch.uint8)

@@ -6,9 +6,9 @@ It outlives the sidecar that took it: whichever sidecar writes that gate next ob
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
+from service.files import read_regular, replace_file
 from sidecar.schema import PaceMode
 
 logger = logging.getLogger(__name__)
@@ -21,12 +21,7 @@ def read_order(directory: Path) -> PaceMode:
     """The order in force; ``auto`` when there is none, or none that can be read."""
     path = directory / ORDER_FILE
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            text = os.read(descriptor, MAX_BYTES).decode(errors="replace").strip()
-        finally:
-            os.close(descriptor)
-        return PaceMode(text)
+        return PaceMode(read_regular(path, max_bytes=MAX_BYTES).decode(errors="replace").strip())
     except FileNotFoundError:
         return PaceMode.AUTO
     except (OSError, ValueError) as exc:
@@ -44,6 +39,4 @@ def keep_order(directory: Path, mode: PaceMode) -> None:
     if mode is PaceMode.AUTO:
         path.unlink(missing_ok=True)
         return
-    new = path.with_name(f"{ORDER_FILE}.new")
-    new.write_text(mode + "\n")
-    new.replace(path)
+    replace_file(path, [f"{mode}\n".encode()])

@@ -191,12 +191,12 @@ def test_a_state_file_that_cannot_be_used_is_a_cold_start(server: Upstream, tmp_
 def test_a_state_file_that_cannot_be_written_is_counted(server: Upstream, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    (folder / "state.json.new").mkdir()
     sidecars = []
 
     async def body(_: httpx.AsyncClient, sidecar: Sidecar) -> None:
         sidecars.append(sidecar)
         await until(lambda: sidecar.observer.num_observations > 0, "an interval")
+        folder.rmdir()
 
     run(settings_for(server.url, state_file=folder / "state.json"), body)
     registry = sidecars[0].metrics.registry
