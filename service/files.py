@@ -33,10 +33,19 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
         OSError: it cannot be opened, or is something else.
     """
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, FROM_ALL)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        _refuse_special(os.fstat(descriptor).st_mode, path)
+    except OSError:
         os.close(descriptor)
-        raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
+        raise
     return descriptor
+
+
+def _refuse_special(mode: int, path: Path) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
 
 
 def read_regular(path: Path, *, max_bytes: int | None = None) -> bytes:
@@ -71,8 +80,7 @@ def check_regular(path: Path) -> None:
         OSError: it is a folder, a device, a pipe, or a name that no file can have.
     """
     with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
+        _refuse_special(path.stat().st_mode, path)
 
 
 def check_replaceable(path: Path) -> Path:

@@ -60,15 +60,6 @@ class Settings(BaseSettings):
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
     """debug, info, warning or error."""
 
-    @field_validator("*", mode="wrap")
-    @classmethod
-    def _name_field_of_os_error(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-        """A path that the system refuses to look at (too long a name, a broken disk) is the fault of its field."""
-        try:
-            return validate(value)
-        except OSError as exc:
-            raise ValueError(f"cannot be used as a path: {exc.strerror or exc}") from exc
-
     @classmethod
     def settings_customise_sources(
         cls,
@@ -198,6 +189,16 @@ def _bind_sources(model: type[S], arguments: list[str], config_file: Path | None
         model_config = SettingsConfigDict(
             env_prefix=prefix, cli_prog_name=f"wadiloco {model.service}", toml_file=config_file, title=model.__name__
         )
+
+        # Here and not in `Settings`: around the validators of every model between the two.
+        @field_validator("*", mode="wrap")
+        @classmethod
+        def _name_field_of_os_error(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+            """A path that the system refuses to look at (too long a name, a broken disk) is the fault of its field."""
+            try:
+                return validate(value)
+            except OSError as exc:
+                raise ValueError(f"cannot be used as a file: {exc.strerror or exc}") from exc
 
         @classmethod
         def settings_customise_sources(
