@@ -94,7 +94,7 @@ def _sync_folder(directory: Path) -> None:
 
 
 def read_part(path: Path, *, offset: int, length: int) -> bytes:
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         file.seek(offset)
         return file.read(length)
 
