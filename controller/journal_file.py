@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from controller.schema import Action, DecisionRecord, Reason
 from service.errors import ConfigError, ConflictError, UnavailableError
+from service.files import check_regular, open_regular
 from sidecar.schema import LoadSample
 
 SCHEMA_VERSION = 1
@@ -53,6 +56,20 @@ _DDL = _LOG_DDL + "".join(
     for name in _STATE_NAMES
 )
 
+_BESIDE = ("-wal", "-shm", "-journal")
+"""What SQLite keeps beside a database."""
+QUERY_DEADLINE_S = 60.0
+"""For one query; the longest, a page of samples, takes some 50 ms."""
+MAX_ROW_BYTES = 16 << 20
+"""The largest rows, rounds with a report per slot, have some 500 bytes per slot."""
+_PROGRESS_STEPS = 100_000
+"""Steps of SQLite's machine, under 10 ms, between two looks at the clock."""
+_IS_STORED = (
+    "SELECT 1 FROM sqlite_master WHERE type = 'table' AND rootpage > 0 AND name = ?"
+    " AND NOT EXISTS (SELECT 1 FROM pragma_table_xinfo(sqlite_master.name) WHERE hidden)"
+)
+"""A view, a virtual table or a computed column could go on for ever."""
+
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -62,7 +79,7 @@ class Lock:
     def __init__(self, path: Path) -> None:
         lock_path = path.with_name(path.name + ".lock")
         try:
-            self._file = lock_path.open("w")
+            self._file = os.fdopen(open_regular(lock_path, os.O_RDWR | os.O_CREAT), "r+b")
         except OSError as exc:
             raise _cannot_open(path, exc.strerror or str(exc)) from exc
         try:
@@ -84,6 +101,10 @@ def connect(path: Path) -> sqlite3.Connection:
         ConfigError: the file cannot be made, read or written, belongs to another application, or a newer version
             wrote it.
     """
+    try:
+        _refuse_special_files(path)
+    except OSError as exc:
+        raise _cannot_open(path, exc.strerror or str(exc)) from exc
     try:
         # The connection is made here and used by the writer thread alone.
         connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
@@ -145,17 +166,40 @@ def _cannot_open(path: Path, why: str) -> ConfigError:
     )
 
 
+def _refuse_special_files(path: Path) -> None:
+    """SQLite would wait for a pipe, for ever.
+
+    Raises:
+        OSError: the file, or one that SQLite keeps beside it, is there and is no regular file.
+    """
+    for suffix in ("", *_BESIDE):
+        # Looked at, not opened: to close it would end every lock that SQLite holds on it in this process.
+        check_regular(path.with_name(path.name + suffix))
+
+
+def _bound(connection: sqlite3.Connection) -> None:
+    """Let no schema make a query endless: a file may come from anywhere."""
+    deadline_s = time.monotonic() + QUERY_DEADLINE_S
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_ROW_BYTES)
+    connection.set_progress_handler(lambda: time.monotonic() > deadline_s, _PROGRESS_STEPS)
+
+
+def _unreadable(why: str) -> UnavailableError:
+    return UnavailableError(f"cannot be read: {why}", field="--journal", remedy="check its disk")
+
+
 class JournalReader:
     """Reads from a connection of its own; every call may block, so run it in a thread."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._uri = f"{path.absolute().as_uri()}?mode=ro"
 
     def values(self, table: str, model: type[M], *, newest: int = -1) -> list[M]:
         """All rows of a state table, or the ``newest`` ones of a table whose keys are numbers."""
         assert table in STATE_TABLES
         query = f"SELECT body FROM {table} ORDER BY CAST(key AS INTEGER) DESC LIMIT ?"  # noqa: S608
-        rows = self._query(query, (newest,))
+        rows = self._query(table, query, (newest,))
         try:
             return [model.model_validate_json(str(body)) for (body,) in rows]
         except ValidationError as exc:
@@ -166,10 +210,10 @@ class JournalReader:
             ) from exc
 
     def meta(self) -> dict[str, str]:
-        return {str(key): str(body) for key, body in self._query("SELECT key, body FROM meta", ())}
+        return {str(key): str(body) for key, body in self._query("meta", "SELECT key, body FROM meta", ())}
 
     def last_decision_id(self) -> int:
-        ((last,),) = self._query("SELECT coalesce(max(id), 0) FROM decisions", ())
+        ((last,),) = self._query("decisions", "SELECT coalesce(max(id), 0) FROM decisions", ())
         assert isinstance(last, int)
         return last
 
@@ -177,24 +221,33 @@ class JournalReader:
         """Decisions with an id over ``since``, oldest first."""
         columns = "id, t_s, policy, action, reason, round, slots, terms"
         query = f"SELECT {columns} FROM decisions WHERE id > ? ORDER BY id LIMIT ?"  # noqa: S608
-        return [_to_decision(row) for row in self._query(query, (since, limit))]
+        return [_to_decision(row) for row in self._query("decisions", query, (since, limit))]
 
     def samples(self, *, page: int = 5000) -> Iterator[LoadSample]:
         """Every sample, oldest first; a row that this version cannot read is left out."""
         last = 0
-        while rows := self._query("SELECT id, body FROM samples WHERE id > ? ORDER BY id LIMIT ?", (last, page)):
+        query = "SELECT id, body FROM samples WHERE id > ? ORDER BY id LIMIT ?"
+        while rows := self._query("samples", query, (last, page)):
             for number, body in rows:
+                if not isinstance(number, int) or number <= last:
+                    raise _unreadable("samples are not in the order of their id")
+                last = number
                 with contextlib.suppress(ValidationError):
                     yield LoadSample.model_validate_json(str(body))
-                assert isinstance(number, int)
-                last = number
 
-    def _query(self, sql: str, arguments: tuple[object, ...]) -> list[tuple[object, ...]]:
+    def _query(self, table: str, sql: str, arguments: tuple[object, ...]) -> list[tuple[object, ...]]:
+        """All rows, of a table that the file itself holds: reading it ends with the file, and with a deadline."""
         try:
+            _refuse_special_files(self._path)
             with contextlib.closing(sqlite3.connect(self._uri, uri=True)) as connection:
+                _bound(connection)
+                if connection.execute(_IS_STORED, (table,)).fetchone() is None:
+                    raise _unreadable(f"it has no table {table}")
                 return connection.execute(sql, arguments).fetchall()
-        except sqlite3.Error as exc:
-            raise UnavailableError(f"cannot be read: {exc}", field="--journal", remedy="check its disk") from exc
+        except OSError as exc:
+            raise _unreadable(exc.strerror or str(exc)) from exc
+        except (sqlite3.Error, MemoryError) as exc:
+            raise _unreadable(str(exc) or "too large") from exc
 
 
 def decision_row(decision: DecisionRecord) -> tuple[object, ...]:

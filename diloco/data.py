@@ -17,6 +17,7 @@ from torch import Tensor
 
 from diloco.corpus import corpus_files
 from service.errors import InputError
+from service.files import read_regular
 
 FILE_SEPARATOR = b"\n\n"
 
@@ -30,7 +31,7 @@ def load_corpus(paths: Sequence[Path]) -> Tensor:
     corpus = bytearray()
     for file in corpus_files(paths):
         try:
-            corpus += file.read_bytes() + FILE_SEPARATOR
+            corpus += read_regular(file) + FILE_SEPARATOR
         except OSError as exc:
             raise InputError(f"cannot read {file}: {exc.strerror or exc}", field="data") from exc
     return torch.frombuffer(corpus, dtype=torch.uint8)

@@ -18,6 +18,7 @@ from replay.recorded import count_journal, count_requests
 from replay.requests_file import REQUESTS
 from replay.summary import read_json
 from service.errors import ConfigError, InputError
+from service.files import check_replaceable
 from service.log import configure_logging
 from service.settings import Settings, load_settings
 from sidecar.calibration_file import CalibrationFile, CalibrationSource, write_calibration
@@ -51,6 +52,12 @@ class CalibrateSettings(Settings):
     """File to write."""
     as_json: bool = False
     """Print the result as JSON instead of a table; --json for short."""
+
+    @field_validator("out")
+    @classmethod
+    def _check_out(cls, path: Path) -> Path:
+        check_replaceable(path)
+        return path
 
     @field_validator("slo")
     @classmethod

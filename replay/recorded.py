@@ -14,7 +14,6 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from controller.journal_file import JournalReader
@@ -157,17 +156,19 @@ def request_observations(
             return bisect_right(starts_s, t_s) - bisect_right(ends_s, t_s)
 
         begin = 0
-        num = math.floor((ends_s[-1] - starts_s[0]) / interval_s) + 1
-        for before_s, now_s in pairwise(starts_s[0] + tick * interval_s for tick in range(num + 1)):
-            judged = ended[begin : (begin := bisect_right(ends_s, now_s))]
-            if judged:
-                yield Observation(
-                    server_id=f"server-{server}",
-                    load=(in_flight(before_s) + in_flight(now_s)) / 2,
-                    phase=Phase.NONE,
-                    requests=len(judged),
-                    violations=sum(is_violation for _, is_violation in judged),
-                )
+        while begin < len(ended):
+            # From end to end, not from interval to interval: silence between two requests costs nothing.
+            tick = max(math.ceil((ends_s[begin] - starts_s[0]) / interval_s), 1)
+            before_s, now_s = starts_s[0] + (tick - 1) * interval_s, starts_s[0] + tick * interval_s
+            judged = ended[begin : max(bisect_right(ends_s, now_s), begin + 1)]
+            begin += len(judged)
+            yield Observation(
+                server_id=f"server-{server}",
+                load=(in_flight(before_s) + in_flight(now_s)) / 2,
+                phase=Phase.NONE,
+                requests=len(judged),
+                violations=sum(is_violation for _, is_violation in judged),
+            )
 
 
 def count_requests(path: Path, into: Calibrator, slo: Slo, *, server_id: str | None = None) -> Counted:

@@ -34,6 +34,7 @@ from replay.traces import Trace, burstiness, read_trace, slice_trace
 from replay.vllm_server import START_DEADLINE_S, LocalVllm, cores_for, start_vllm
 from service.app import package_version
 from service.errors import ConfigError, ConflictError, InputError, UnavailableError
+from service.files import replace_file
 from sidecar.slo import parse_slo
 from sidecar.vllm_plugin.identity import default_directory
 
@@ -329,10 +330,8 @@ async def vllm_version(url: str) -> str | None:
 
 def write_report(summary: Summary, outcomes: list[RunOutcome], settings: ReplaySettings) -> None:
     """The report first: it is small, and a disk that fills up should cost the picture."""
-    partial = settings.out / f"{REPORT}.partial"
     try:
-        partial.write_text(render_markdown(summary))
-        partial.replace(settings.out / REPORT)
+        replace_file(settings.out / REPORT, [render_markdown(summary).encode()])
         draw_timeline(
             [outcome.timeline for outcome in outcomes],
             settings.out / TIMELINE,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from service.errors import InputError, UnavailableError
+from service.files import read_regular, replace_file
+
+MAX_SUMMARY_BYTES = 64 << 20
+"""Of a thousand runs it has some 2 MB; a file beyond this is no summary."""
 
 
 class _Part(BaseModel):
@@ -168,15 +171,9 @@ def write_json(summary: Summary, path: Path) -> None:
     Raises:
         UnavailableError: no space, or no permission; the old file is untouched.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(summary.model_dump_json(indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        replace_file(path, [summary.model_dump_json(indent=2).encode(), b"\n"])
     except OSError as exc:
-        partial.unlink(missing_ok=True)
         raise UnavailableError(
             f"cannot write {path}: {exc.strerror or exc}", field="--out", remedy="free space or choose another --out"
         ) from exc
@@ -189,7 +186,7 @@ def read_json(path: Path) -> Summary:
         InputError: no such file, or not a summary.
     """
     try:
-        return Summary.model_validate_json(path.read_bytes())
+        return Summary.model_validate_json(read_regular(path, max_bytes=MAX_SUMMARY_BYTES))
     except OSError as exc:
         raise InputError(f"cannot be read: {exc.strerror or exc}", field=str(path)) from exc
     except ValidationError as exc:

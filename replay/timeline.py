@@ -6,6 +6,7 @@ policies can be compared by looking down a column. Syncs are shaded in all three
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from service.errors import UnavailableError
+from service.files import replace_file
 
 MAX_ROWS = 8
 """More rows would make a picture that no screen shows; the first runs stand for the rest."""
@@ -111,7 +113,9 @@ def draw_timeline(runs: Sequence[RunTimeline], path: Path, *, slo: str, threshol
         columnspacing=1.6,
     )
     try:
-        figure.savefig(path, format="png", metadata={"Software": None})
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", metadata={"Software": None})
+        replace_file(path, [picture.getbuffer()])
     except OSError as exc:
         raise UnavailableError(
             f"cannot write {path}: {exc.strerror or exc}", field="--out", remedy="free space or choose another --out"

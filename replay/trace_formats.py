@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from service.errors import InputError
+from service.files import open_regular
 
 MAX_LINE_BYTES = 1 << 20
 """A Mooncake line of a prompt of a million tokens has some 20 KB; a file without line ends is not a trace."""
@@ -79,7 +81,8 @@ def read_lines(path: Path) -> Lines:
         InputError: no such file, a directory, not text.
     """
     try:
-        with path.open("rb") as file:
+        # Its format is found by reading it twice, and an open pipe would wait for ever.
+        with os.fdopen(open_regular(path), "rb") as file:
             for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
                 if len(raw) > MAX_LINE_BYTES:
                     raise _fault(path, number, None, f"is longer than {MAX_LINE_BYTES} bytes", "is it a trace?")
@@ -88,7 +91,7 @@ def read_lines(path: Path) -> Lines:
                     yield number, line
     except OSError as exc:
         raise InputError(
-            f"cannot be read: {exc.strerror or exc}", field=str(path), remedy="--trace needs a readable file"
+            f"cannot be read: {exc.strerror or exc}", field=str(path), remedy="--trace needs a readable, regular file"
         ) from exc
 
 

@@ -64,9 +64,6 @@ def read_trace(path: Path, format: str = "auto") -> Trace:  # noqa: A002
     Raises:
         InputError: names the file, the line and the field at fault.
     """
-    if path.exists() and not path.is_dir() and not path.is_file():
-        # Its format is found by reading it twice, and an open pipe would wait for ever.
-        raise InputError("is not a regular file", field=str(path), remedy="write it to a file first")
     source = FORMATS.get(format)
     if source is None:
         if format != "auto":

@@ -15,7 +15,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, get_args
 
-from pydantic import Field, FilePath, SecretStr, ValidationError, model_validator
+from pydantic import (
+    Field,
+    FilePath,
+    SecretStr,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -160,8 +168,11 @@ def _split_meta_arguments(argv: Sequence[str]) -> tuple[list[str], Path | None, 
         else:
             rest.append(argument)
     path = Path(config_file) if config_file is not None else None
-    if path is not None and not path.is_file():
-        raise ConfigError(f"{path} is not a file", field="--config")
+    try:
+        if path is not None and not path.is_file():
+            raise ConfigError(f"{path} is not a file", field="--config")
+    except OSError as exc:
+        raise ConfigError(f"cannot read {path}: {exc.strerror or exc}", field="--config") from exc
     return rest, path, print_config
 
 
@@ -179,6 +190,16 @@ def _bind_sources(model: type[S], arguments: list[str], config_file: Path | None
         model_config = SettingsConfigDict(
             env_prefix=prefix, cli_prog_name=f"wadiloco {model.service}", toml_file=config_file, title=model.__name__
         )
+
+        # Here and not in `Settings`: around the validators of every model between the two.
+        @field_validator("*", mode="wrap")
+        @classmethod
+        def _name_field_of_os_error(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+            """A path that the system refuses to look at (too long a name, a broken disk) is the fault of its field."""
+            try:
+                return validate(value)
+            except OSError as exc:
+                raise ValueError(f"cannot be used as a file: {exc.strerror or exc}") from exc
 
         @classmethod
         def settings_customise_sources(

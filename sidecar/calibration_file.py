@@ -12,9 +12,10 @@ from typing import Literal
 from pydantic import Field
 
 from service.errors import InputError, UnavailableError
+from service.files import replace_file
 from sidecar.calibrator import Calibrator, CalibratorState
 from sidecar.forecast.state import Document
-from sidecar.learned import load_document, objective_text, replace_file
+from sidecar.learned import load_document, objective_text
 from sidecar.slo import Slo
 
 RECORDED_REQUESTS = 5000.0
@@ -51,7 +52,7 @@ def write_calibration(path: Path, content: CalibrationFile) -> None:
         UnavailableError: it cannot be written; the old file is untouched.
     """
     try:
-        replace_file(path, content.model_dump_json(indent=2) + "\n")
+        replace_file(path, [content.model_dump_json(indent=2).encode(), b"\n"], follow_links=True)
     except OSError as exc:
         raise UnavailableError(
             f"cannot write {path}: {exc.strerror or exc}",
@@ -66,10 +67,7 @@ def read_calibration(path: Path, slo: Slo) -> CalibrationFile:
     Raises:
         InputError: it cannot be read, is no calibration of this version, or is about another objective.
     """
-    try:
-        content = load_document(path, CalibrationFile, field="calibration", kind="calibration file")
-    except InputError as exc:
-        raise InputError(exc.message, field=exc.field, remedy=MAKE_IT) from exc
+    content = load_document(path, CalibrationFile, field="calibration", kind="calibration file", remedy=MAKE_IT)
     wanted = objective_text(slo)
     if content.slo != wanted:
         raise InputError(

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from service.errors import InputError
+from service.files import check_replaceable
 from service.settings import ServiceSettings
 from sidecar.schema import Name
 from sidecar.slo import Slo, parse_slo
@@ -77,6 +78,8 @@ class SidecarSettings(VllmSettings, ServiceSettings):
     def _check_state_file(cls, path: Path | None) -> Path | None:
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
             raise ValueError(f"{path} is a folder, or in none that exists: name a file in an existing folder")
+        if path is not None:
+            check_replaceable(path)
         return path
 
     @model_validator(mode="before")

@@ -7,13 +7,13 @@ not to start: the sidecar says so in one line and begins cold.
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
 from service.errors import InputError
+from service.files import read_input, replace_file
 from sidecar.calibrator import CalibratorState
 from sidecar.forecast.state import BurstState, Document, ForecasterState
 from sidecar.slo import Slo
@@ -63,52 +63,36 @@ def load_learned(path: Path) -> LearnedState:
     Raises:
         InputError: it cannot be read, or is no state file of this version.
     """
-    return load_document(path, LearnedState, field="state_file", kind="state file")
+    return load_document(
+        path, LearnedState, field="state_file", kind="state file", remedy="name the --state-file of a sidecar"
+    )
 
 
 D = TypeVar("D", bound=Document)
 
 
-def load_document(path: Path, model: type[D], *, field: str, kind: str) -> D:
-    """A file that `replace_file` wrote.
+def load_document(path: Path, model: type[D], *, field: str, kind: str, remedy: str) -> D:
+    """A file that a sidecar or ``wadiloco calibrate`` wrote.
 
     Raises:
-        InputError: it cannot be read, is too large, or is something else; ``field`` is the setting at fault.
+        InputError: it cannot be read, is too large or no regular file, or is something else; ``field`` is the setting
+            at fault.
     """
+    content = read_input(path, max_bytes=MAX_FILE_BYTES, field=field, remedy=remedy)
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise InputError(f"{path} is over {MAX_FILE_BYTES} bytes, no {kind} of a sidecar", field=field)
-        return model.model_validate_json(path.read_bytes())
-    except OSError as exc:
-        raise InputError(f"{path} cannot be read: {exc.strerror or exc}", field=field) from exc
+        return model.model_validate_json(content)
     except ValidationError as exc:
         first = exc.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "file"
-        raise InputError(f"{path} is no {kind} of this version: {where}: {first['msg']}", field=field) from exc
+        raise InputError(
+            f"{path} is no {kind} of this version: {where}: {first['msg']}", field=field, remedy=remedy
+        ) from exc
 
 
 def write_learned(path: Path, learned: LearnedState) -> None:
     """Replace the file.
 
     Raises:
-        OSError: it cannot be written; the old file is untouched.
+        OSError: it cannot be written, or what is there is no regular file; the old file is untouched.
     """
-    replace_file(path, learned.model_dump_json())
-
-
-def replace_file(path: Path, content: str) -> None:
-    """Replace a file whole: a new one beside it, synced, renamed over it.
-
-    Raises:
-        OSError: it cannot be written; the old file is untouched.
-    """
-    beside = path.with_name(path.name + ".new")
-    try:
-        with beside.open("wb") as file:
-            file.write(content.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
+    replace_file(path, [learned.model_dump_json().encode()], follow_links=True)

@@ -6,11 +6,10 @@ It outlives the sidecar that took it: whichever sidecar writes that gate next ob
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
+from service.files import read_regular, replace_file
 from sidecar.schema import PaceMode
-from sidecar.vllm_plugin.files import open_regular
 
 logger = logging.getLogger(__name__)
 
@@ -22,12 +21,7 @@ def read_order(directory: Path) -> PaceMode:
     """The order in force; ``auto`` when there is none, or none that can be read."""
     path = directory / ORDER_FILE
     try:
-        descriptor = open_regular(path, os.O_RDONLY)
-        try:
-            text = os.read(descriptor, MAX_BYTES).decode(errors="replace").strip()
-        finally:
-            os.close(descriptor)
-        return PaceMode(text)
+        return PaceMode(read_regular(path, max_bytes=MAX_BYTES).decode(errors="replace").strip())
     except FileNotFoundError:
         return PaceMode.AUTO
     except (OSError, ValueError) as exc:
@@ -45,11 +39,4 @@ def keep_order(directory: Path, mode: PaceMode) -> None:
     if mode is PaceMode.AUTO:
         path.unlink(missing_ok=True)
         return
-    new = path.with_name(f"{ORDER_FILE}.new")
-    descriptor = open_regular(new, os.O_WRONLY | os.O_CREAT)
-    try:
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"{mode}\n".encode())
-    finally:
-        os.close(descriptor)
-    new.replace(path)
+    replace_file(path, [f"{mode}\n".encode()])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from diloco.schema import Manifest
 from diloco.synchronizer.storage import read_part, write_durably
 from diloco.tensorfile import LENGTH, entries, header_bytes, layout, parse_header, sealed, unsealed
 from service.errors import InputError
+from service.files import open_regular
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +112,7 @@ def read_generation(path: Path) -> tuple[Generation, Tensor, Tensor]:
         raise InputError("tensors are not those of the manifest", field=str(path))
     size = num_elements(generation.manifest.tensors)
     parameters, momentum = torch.empty(size), torch.empty(size)
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         file.seek(header.data_offset)
         complete = all(file.readinto(wire_bytes(flat)) == generation.num_bytes for flat in (parameters, momentum))
     intact = (

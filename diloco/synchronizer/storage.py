@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from service.errors import ConfigError, ConflictError, UnavailableError
+from service.files import UNFINISHED_SUFFIX, open_regular, replace_file
 
-PART_SUFFIX = ".part"
+PART_SUFFIX = UNFINISHED_SUFFIX
 
 
 @contextlib.contextmanager
@@ -29,7 +30,7 @@ def owned(directory: Path) -> Iterator[None]:
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / "lock").open("wb")
+        lock = os.fdopen(open_regular(directory / "lock", os.O_RDWR | os.O_CREAT), "r+b")
     except OSError as exc:
         raise _unusable(directory, exc) from exc
     with lock:
@@ -74,23 +75,18 @@ class Disk:
 
 def write_durably(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     """Replace the file by these bytes: after a crash it is either as it was or complete."""
-    part = path.with_name(path.name + PART_SUFFIX)
-    try:
-        with part.open("wb") as file:
-            for piece in pieces:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        publish(part, path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
+    replace_file(path, pieces)
+    _sync_folder(path.parent)
 
 
 def publish(part: Path, path: Path) -> None:
     """Give a file that is already on disk its final name, durably."""
     part.replace(path)
-    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
@@ -98,7 +94,7 @@ def publish(part: Path, path: Path) -> None:
 
 
 def read_part(path: Path, *, offset: int, length: int) -> bytes:
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         file.seek(offset)
         return file.read(length)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from diloco.synchronizer.storage import PART_SUFFIX
 from service.errors import InputError
+from service.files import open_regular
 
 FINITE_BLOCK = 1 << 20
 """Elements checked at once: the check's temporary memory stays at 1 MiB, whatever the model."""
@@ -61,7 +62,8 @@ class Upload:
         self.received = 0
         self._data_offset = len(header)
         self._hash = hashlib.sha256()
-        path.write_bytes(header)
+        with os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+            file.write(header)
 
     @property
     def is_complete(self) -> bool:

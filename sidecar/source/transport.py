@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 
 from service.errors import ConfigError
+from service.files import read_regular
 from sidecar.vllm_settings import VllmSettings, is_token
 
 # Text is preferred; vLLM's Rust front end has OpenMetrics alone.
@@ -22,6 +23,9 @@ HEADERS = {
     "Accept-Encoding": "identity",
     "User-Agent": "wadiloco-sidecar",
 }
+
+
+MAX_TOKEN_BYTES = 64 << 10
 
 
 class TokenError(Exception):
@@ -49,8 +53,7 @@ class BearerTokenFile(BearerToken):
 
     def read(self) -> str:
         try:
-            with self._path.open("rb") as file:
-                token = file.read(64 << 10).decode("ascii", errors="replace").strip()
+            token = read_regular(self._path, max_bytes=MAX_TOKEN_BYTES).decode("ascii", errors="replace").strip()
         except OSError as exc:
             raise TokenError(f"cannot read the vllm_token_file {self._path}: {exc.strerror or exc}") from exc
         if not is_token(token):

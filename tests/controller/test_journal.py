@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from controller import journal as journal_module
+from controller import journal_file
 from controller.journal import Journal
 from controller.journal_file import APPLICATION_ID, JournalReader, connect, decision_row
 from controller.schema import Action, DecisionRecord, PolicySpec, Reason
@@ -145,6 +150,14 @@ def as_text(path: Path) -> None:
     path.write_text("this is no database" * 100)
 
 
+def as_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def as_lock_pipe(path: Path) -> None:
+    os.mkfifo(path.with_name(path.name + ".lock"))
+
+
 def as_newer(path: Path) -> None:
     connection = connect(path)
     connection.execute("PRAGMA user_version=99")
@@ -152,7 +165,14 @@ def as_newer(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"), [(as_directory, "cannot use"), (as_text, "not a database"), (as_newer, "newer version")]
+    ("spoil", "words"),
+    [
+        (as_directory, "cannot use"),
+        (as_text, "not a database"),
+        (as_newer, "newer version"),
+        (as_pipe, "not a regular file"),
+        (as_lock_pipe, "not a regular file"),
+    ],
 )
 def test_a_file_that_cannot_work_is_refused_with_the_option_named(
     path: Path, spoil: Callable[[Path], None], words: str
@@ -210,3 +230,34 @@ def test_two_controllers_cannot_share_a_journal(path: Path) -> None:
         Journal(path)
     journal.close()
     Journal(path).close()
+
+
+def test_a_query_ends_at_its_deadline(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Journal(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.executemany("INSERT INTO meta VALUES (?, 'x')", [(str(number),) for number in range(200_000)])
+    monkeypatch.setattr(journal_file, "QUERY_DEADLINE_S", -1.0)
+    with pytest.raises(UnavailableError, match="interrupted"):
+        JournalReader(path).meta()
+
+
+def test_a_row_beyond_the_bound_is_refused(path: Path) -> None:
+    Journal(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO meta VALUES ('k', zeroblob(?))", (journal_file.MAX_ROW_BYTES + 1,))
+    with pytest.raises(UnavailableError, match="too big"):
+        JournalReader(path).meta()
+
+
+def test_reading_leaves_the_writer_its_locks(path: Path) -> None:
+    """POSIX ends every lock of a process on a file when it closes any descriptor of that file."""
+    Journal(path).close()
+    other = hold_writes(path)
+    try:
+        JournalReader(path).meta()
+        script = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0).execute('BEGIN IMMEDIATE')"
+        tried = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False)
+    finally:
+        other.rollback()
+        other.close()
+    assert "database is locked" in tried.stderr

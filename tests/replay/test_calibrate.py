@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import random
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -227,6 +230,84 @@ def state_of_another(path: Path) -> list[object]:
     return ["--state-file", write_state(path / "s"), "--server-id", "elsewhere"]
 
 
+def replay_with(path: Path, file: str) -> Path:
+    run = write_replay(path / "replay", runs=0) / "runs" / "no_training-seed0-draw0"
+    run.mkdir(parents=True)
+    return run / file
+
+
+def requests_pipe(path: Path) -> list[object]:
+    os.mkfifo(replay_with(path, REQUESTS))
+    return ["--replay", path / "replay"]
+
+
+def summary_pipe(path: Path) -> list[object]:
+    os.mkfifo(path / "summary.json")
+    return ["--replay", path]
+
+
+def journal_pipe(path: Path) -> list[object]:
+    os.mkfifo(path / "pipe")
+    return ["--slo", "e2e:1s", "--journal", path / "pipe"]
+
+
+def journal_beside_pipe(path: Path) -> list[object]:
+    write_journal(path / "journal.sqlite", num=10)
+    (path / "journal.sqlite-wal").unlink(missing_ok=True)
+    os.mkfifo(path / "journal.sqlite-wal")
+    return ["--slo", "e2e:1s", "--journal", path / "journal.sqlite"]
+
+
+def state_pipe(path: Path) -> list[object]:
+    os.mkfifo(path / "pipe")
+    return ["--state-file", path / "pipe"]
+
+
+def state_device(_: Path) -> list[object]:
+    return ["--state-file", "/dev/zero"]
+
+
+def out_device(_: Path) -> list[object]:
+    return ["--out", "/dev/full"]
+
+
+def out_folder(path: Path) -> list[object]:
+    return ["--out", path]
+
+
+ENDLESS = "WITH RECURSIVE n(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM n) SELECT"
+
+
+def endless_samples(path: Path) -> list[object]:
+    return journal_changed(path, f"DROP TABLE samples; CREATE VIEW samples AS {ENDLESS} id, 'x' AS body FROM n")
+
+
+def endless_rounds(path: Path) -> list[object]:
+    return journal_changed(path, f"DROP TABLE rounds; CREATE VIEW rounds AS {ENDLESS} id AS key, 'x' AS body FROM n")
+
+
+def virtual_samples(path: Path) -> list[object]:
+    return journal_changed(path, "DROP TABLE samples; CREATE VIRTUAL TABLE samples USING fts5(id, body)")
+
+
+def computed_samples(path: Path) -> list[object]:
+    table = "CREATE TABLE samples (id INTEGER PRIMARY KEY, body AS (hex(zeroblob(8000000))))"
+    return journal_changed(path, f"DROP TABLE samples; {table}")
+
+
+def samples_named_by_text(path: Path) -> list[object]:
+    return journal_changed(
+        path, "DROP TABLE samples; CREATE TABLE samples (id, body); INSERT INTO samples VALUES ('a', 'b')"
+    )
+
+
+def journal_changed(path: Path, statements: str) -> list[object]:
+    write_journal(path / "journal.sqlite", num=10)
+    with contextlib.closing(sqlite3.connect(path / "journal.sqlite")) as connection:
+        connection.executescript(statements)
+    return ["--slo", "e2e:1s", "--journal", path / "journal.sqlite"]
+
+
 def wrong_slo(_: Path) -> list[object]:
     return ["--slo", "fast"]
 
@@ -247,6 +328,19 @@ def wrong_slo(_: Path) -> list[object]:
         (no_state, "state_file", "state file"),
         (state_of_another, "state_file", "--server-id"),
         (wrong_slo, "slo", "set --slo"),
+        (requests_pipe, "replay", "not a regular file"),
+        (summary_pipe, "replay", "not a regular file"),
+        (journal_pipe, "journal", "not a regular file"),
+        (journal_beside_pipe, "journal", "not a regular file"),
+        (state_pipe, "state_file", "not a regular file"),
+        (state_device, "state_file", "not a regular file"),
+        (out_device, "out", "not a regular file"),
+        (out_folder, "out", "Is a directory"),
+        (endless_samples, "journal", "no table samples"),
+        (endless_rounds, "journal", "no table rounds"),
+        (virtual_samples, "journal", "no table samples"),
+        (computed_samples, "journal", "no table samples"),
+        (samples_named_by_text, "journal", "not in the order"),
     ],
 )
 def test_what_cannot_work_names_field_and_remedy(

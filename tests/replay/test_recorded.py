@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -195,3 +196,34 @@ def test_requests_survive_the_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UnavailableError, match="out: cannot write"):
         write_requests(tmp_path / "file", results)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("ended_unix_s", "1e12"),
+        ("ended_unix_s", "1e10"),
+        ("sent_unix_s", "Infinity"),
+        ("sent_unix_s", "NaN"),
+        ("ended_unix_s", "1e308"),
+        ("sent_unix_s", "-1"),
+        ("e2e_s", "1e308"),
+        ("ttft_s", "NaN"),
+        ("itl_s", "[0.1, Infinity]"),
+        ("server_index", "1e400"),
+    ],
+)
+def test_an_absurd_time_is_refused_by_line_and_field(tmp_path: Path, field: str, value: str) -> None:
+    write_requests(tmp_path, [request(1.0, 2.0)] * 2)
+    path = tmp_path / REQUESTS
+    good, changed = path.read_text().splitlines()
+    changed = re.sub(rf'"{field}":(\[[^]]*\]|[^,}}]*)', f'"{field}":{value}', changed)
+    path.write_text(f"{good}\n{changed}\n")
+    with pytest.raises(InputError, match=f"{REQUESTS} has a line that is no request: line 2: {field}"):
+        read_requests(path)
+
+
+def test_silence_between_two_requests_costs_nothing() -> None:
+    late_s = 1e15
+    seen = list(request_observations([request(0.0, 0.1), request(late_s, late_s + 1)], SLO))
+    assert [(one.requests, one.violations) for one in seen] == [(1, 0), (1, 1)]

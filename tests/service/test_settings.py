@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from service.errors import ConfigError
 from service.settings import ServiceSettings, is_loopback, load_settings
@@ -114,3 +114,35 @@ def test_a_secret_of_the_wrong_type_is_not_quoted(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="token") as refused:
         load_settings(ProbeSettings, ["--config", str(file)])
     assert "31415926" not in str(refused.value)
+
+
+class FilesSettings(ServiceSettings):
+    """A probe that names files."""
+
+    service: ClassVar[str] = "files"
+    kept: Path | None = None
+    """A file."""
+
+    @field_validator("kept")
+    @classmethod
+    def _check_kept(cls, path: Path | None) -> Path | None:
+        if path is not None:
+            path.stat()
+        return path
+
+
+@pytest.mark.parametrize("field", ["kept", "tls_ca"])
+@pytest.mark.parametrize("from_file", [False, True])
+def test_a_path_that_the_system_refuses_is_the_fault_of_its_field(tmp_path: Path, field: str, from_file: bool) -> None:
+    name, config = "x" * 300, tmp_path / "files.toml"
+    config.write_text(f'{field} = "{name}"' if from_file else "")
+    arguments = [] if from_file else [f"--{field.replace('_', '-')}", name]
+    with pytest.raises(ConfigError, match="File name too long") as caught:
+        load_settings(FilesSettings, ["--config", str(config), *arguments])
+    assert caught.value.field == field
+
+
+def test_a_config_file_with_such_a_name_is_the_fault_of_config() -> None:
+    with pytest.raises(ConfigError, match="File name too long") as caught:
+        load_settings(FilesSettings, ["--config", "x" * 300])
+    assert caught.value.field == "--config"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -179,6 +180,7 @@ def test_what_was_learned_survives_a_restart(server: Upstream, tmp_path: Path) -
 def test_a_state_file_that_cannot_be_used_is_a_cold_start(server: Upstream, tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     path.write_text("something else")
+    os.mkfifo(tmp_path / "state.json.new")  # In nobody's way: the save at the end would wait for it.
 
     async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
         await until(lambda: sidecar.observer.num_observations > 0, "an interval")
@@ -191,12 +193,12 @@ def test_a_state_file_that_cannot_be_used_is_a_cold_start(server: Upstream, tmp_
 def test_a_state_file_that_cannot_be_written_is_counted(server: Upstream, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    (folder / "state.json.new").mkdir()
     sidecars = []
 
     async def body(_: httpx.AsyncClient, sidecar: Sidecar) -> None:
         sidecars.append(sidecar)
         await until(lambda: sidecar.observer.num_observations > 0, "an interval")
+        folder.rmdir()
 
     run(settings_for(server.url, state_file=folder / "state.json"), body)
     registry = sidecars[0].metrics.registry

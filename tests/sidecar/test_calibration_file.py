@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from sidecar.app import create_app
 from sidecar.calibration_file import CalibrationFile, read_calibration, write_calibration
 from sidecar.calibrator import Calibrator, Phase
 from sidecar.config import SidecarSettings
-from sidecar.learned import LearnedState, objective_text
+from sidecar.learned import MAX_FILE_BYTES, LearnedState, objective_text
 from sidecar.observer import Observer
 from sidecar.slo import parse_slo
 
@@ -40,11 +41,30 @@ def test_what_was_written_is_read(path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
-def test_what_cannot_be_written_leaves_the_old_file(path: Path) -> None:
-    path.with_name(path.name + ".new").mkdir()
-    with pytest.raises(UnavailableError, match="out: cannot write"):
-        write_calibration(path, content(violations=1))
-    assert read_calibration(path, SLO) == content()
+def test_what_cannot_be_written_leaves_what_is_there(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(UnavailableError, match=r"out: cannot write .*not a regular file"):
+        write_calibration(pipe, content(violations=1))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["pipe"]
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("special", ["pipe", "device", "folder", "endless"])
+def test_a_special_file_is_no_calibration(path: Path, special: str) -> None:
+    path.unlink()
+    match special:
+        case "pipe":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "device":
+            path.symlink_to("/dev/zero")
+        case _:
+            with path.open("wb") as file:
+                file.truncate(MAX_FILE_BYTES + 1)
+    with pytest.raises(InputError, match=r"calibration: .*calibration\.json cannot be read: .* \(make it with"):
+        read_calibration(path, SLO)
 
 
 def test_another_objective_is_refused_with_both_remedies(path: Path) -> None:

@@ -77,6 +77,8 @@ def test_the_server_is_named_by_its_address(url: str, server_id: str) -> None:
         (["--vllm", VLLM, "--server-id", "a b"], "server_id", "pattern"),
         (["--vllm", VLLM, "--metric-prefix", ""], "metric_prefix", "pattern"),
         (["--vllm", VLLM, "--state-file", "/nowhere/at/all"], "state_file", "existing folder"),
+        (["--vllm", VLLM, "--state-file", "x" * 300], "state_file", "File name too long"),
+        (["--vllm", VLLM, "--state-file", "/dev/zero"], "state_file", "not a regular file"),
     ],
 )
 def test_what_cannot_work_is_named(arguments: list[str], field: str, message: str) -> None:

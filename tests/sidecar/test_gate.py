@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from pathlib import Path
 
@@ -196,6 +197,13 @@ def test_two_sidecars_on_one_gate_complain(tmp_path: Path) -> None:
 def test_an_order_that_cannot_be_read_is_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / ORDER_FILE).write_bytes(content)
     assert read_order(tmp_path) is PaceMode.AUTO
+
+
+def test_a_pipe_for_an_order_is_none_and_is_waited_for_by_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ORDER_FILE)
+    assert read_order(tmp_path) is PaceMode.AUTO
+    with pytest.raises(OSError, match="not a regular file"):
+        keep_order(tmp_path, PaceMode.PAUSE)
 
 
 @pytest.mark.parametrize("mode", PaceMode)

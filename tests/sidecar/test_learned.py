@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from pathlib import Path
 
@@ -49,15 +50,20 @@ def test_the_file_is_replaced_whole(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
 
 
-def test_what_cannot_be_written_raises_and_leaves_the_old_file(tmp_path: Path) -> None:
+def full_disk(_: int) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_what_cannot_be_written_raises_and_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "state.json"
     write_learned(path, taught().export(t_s=1.0))
-    (tmp_path / "state.json.new").mkdir()
-    with pytest.raises(OSError, match=r"state\.json\.new"):
+    monkeypatch.setattr("os.fsync", full_disk)
+    with pytest.raises(OSError, match="No space left"):
         write_learned(path, taught().export(t_s=2.0))
     learned = read_learned(path)
     assert learned is not None
     assert learned.t_s == 1.0
+    assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
 
 
 def test_a_first_start_has_no_file_and_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
