@@ -6,7 +6,10 @@ Nothing that the server sends is kept, cookies included, and no compression is a
 
 from __future__ import annotations
 
+import errno
+import os
 import ssl
+import stat
 from collections.abc import Generator
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
@@ -22,6 +25,7 @@ HEADERS = {
     "Accept-Encoding": "identity",
     "User-Agent": "wadiloco-sidecar",
 }
+MAX_TOKEN_BYTES = 64 << 10
 
 
 class TokenError(Exception):
@@ -49,13 +53,23 @@ class BearerTokenFile(BearerToken):
 
     def read(self) -> str:
         try:
-            with self._path.open("rb") as file:
-                token = file.read(64 << 10).decode("ascii", errors="replace").strip()
+            token = _read_regular(self._path, MAX_TOKEN_BYTES).decode("ascii", errors="replace").strip()
         except OSError as exc:
             raise TokenError(f"cannot read the vllm_token_file {self._path}: {exc.strerror or exc}") from exc
         if not is_token(token):
             raise TokenError(f"the vllm_token_file {self._path} holds no token")
         return token
+
+
+def _read_regular(path: Path, max_bytes: int) -> bytes:
+    """The first bytes of a file; what may block, as a pipe does, is refused."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return os.read(fd, max_bytes)
+    finally:
+        os.close(fd)
 
 
 def open_client(settings: VllmSettings, context: ssl.SSLContext | bool, *, timeout_s: float) -> httpx.AsyncClient:
