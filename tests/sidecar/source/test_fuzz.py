@@ -110,24 +110,7 @@ def test_the_observer_makes_usable_samples_of_whatever_was_read(pages: list[tupl
 
 
 HOSTILE_HEADS = ("", " ", "{", '{a="', '{a="b"', "{a", '{"', "{ ", '{a="b",', '{a="b"} ')
-HOSTILE_RUNS = (
-    " ",
-    "\t",
-    "a",
-    "1",
-    '"',
-    "{",
-    "}",
-    "\\",
-    ",",
-    "=",
-    " ,",
-    '{a="',
-    '{a="\\',
-    '{a="b",',
-    'a="b",',
-    'a="b" ',
-)
+HOSTILE_RUNS = (*' \t1a"{}\\,=', " ,", '{a="', '{a="\\', '{a="b",', 'a="b",', 'a="b" ')
 READ_THEM = """
 import sys
 from sidecar.source import parse
