@@ -10,7 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from service.errors import UnavailableError, WadilocoError
+from service.errors import WadilocoError
+from service.extras import EXTRAS, missing_package
 from service.output import guarded_output
 
 
@@ -18,19 +19,36 @@ class Command(NamedTuple):
     module: str
     extra: str | None
     summary: str
+    settings: str | None = None
+    """Class of its settings, ``module:name``, where the module itself cannot be loaded without the extra."""
 
 
 COMMANDS: dict[str, Command] = {
     "sidecar": Command("sidecar.main", None, "watch one vLLM server: load, forecast, SLO accounts"),
     "controller": Command("controller.main", None, "decide when islands sync: registry, policy, budget, journal"),
-    "synchronizer": Command("diloco.synchronizer.main", "train", "hold the global parameters and take outer steps"),
+    "synchronizer": Command(
+        "diloco.synchronizer.main",
+        "train",
+        "hold the global parameters and take outer steps",
+        "diloco.synchronizer.config:SynchronizerSettings",
+    ),
     "island": Command("diloco.agent.main", "train", "train beside a server: agent and rank worker of one island"),
-    "replay": Command("replay.main", "replay", "replay a traffic trace under each policy and compare"),
+    "replay": Command(
+        "replay.main",
+        "replay",
+        "replay a traffic trace under each policy and compare",
+        "replay.config:ReplaySettings",
+    ),
     "calibrate": Command("replay.calibrate", None, "SLO violations by load and phase, from recorded traffic"),
     "doctor": Command("sidecar.doctor", None, "look at a vLLM server and say what to change"),
-    "demo": Command("replay.demo", "replay", "the whole loop on this machine: two vLLM servers, two islands"),
+    "demo": Command(
+        "replay.demo",
+        "replay",
+        "the whole loop on this machine: two vLLM servers, two islands",
+        "replay.config:DemoSettings",
+    ),
 }
-EXTRA_MODULES = {"train": {"torch", "numpy", "safetensors"}, "replay": {"numpy", "matplotlib"}}
+HELP = frozenset({"-h", "--help"})
 INTERRUPTED = 130
 
 
@@ -50,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def dispatch(arguments: Sequence[str]) -> int:
-    if not arguments or arguments[0] in {"-h", "--help", "help"}:
+    if not arguments or arguments[0] in HELP | {"help"}:
         sys.stdout.write(usage())
         return 0
     name, *rest = arguments
@@ -77,13 +95,21 @@ def run_command(command: Command, arguments: Sequence[str]) -> int:
     try:
         module = importlib.import_module(command.module)
     except ModuleNotFoundError as exc:
-        if command.extra is None or exc.name is None or exc.name.partition(".")[0] not in EXTRA_MODULES[command.extra]:
+        if command.extra is None or exc.name is None or exc.name.partition(".")[0] not in EXTRAS[command.extra]:
             raise
-        raise UnavailableError(
-            f"Python package {exc.name} is not installed", remedy=f"pip install 'wadiloco[{command.extra}]'"
-        ) from exc
+        if command.settings is not None and HELP & set(arguments):
+            show_help(command.settings)
+        raise missing_package(exc.name, command.extra) from exc
     code: int = module.main(arguments)
     return code
+
+
+def show_help(settings: str) -> None:
+    """Print the options of a command whose packages are missing, and exit."""
+    from service.settings import load_settings
+
+    module, _, name = settings.partition(":")
+    load_settings(getattr(importlib.import_module(module), name), ["--help"])
 
 
 def usage() -> str:

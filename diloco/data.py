@@ -9,17 +9,15 @@ Shards are disjoint as long as all islands read the same files and use the same 
 from __future__ import annotations
 
 import hashlib
-import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from diloco.corpus import corpus_files
 from service.errors import InputError
 
-TEXT_SUFFIXES = frozenset({".py", ".txt", ".rst", ".md", ".pyi"})
-INSTALLED_PACKAGES = frozenset({"site-packages", "dist-packages"})
 FILE_SEPARATOR = b"\n\n"
 
 
@@ -29,36 +27,13 @@ def load_corpus(paths: Sequence[Path]) -> Tensor:
     Raises:
         InputError: a path that does not exist, cannot be read or holds no text.
     """
-    files = list(_text_files(paths)) if paths else list(_library_files())
-    if not files:
-        shown = ", ".join(map(str, paths)) or sysconfig.get_path("stdlib")
-        raise InputError(
-            f"no text file in {shown}", field="data", remedy=f"give files, or a folder with {', '.join(TEXT_SUFFIXES)}"
-        )
     corpus = bytearray()
-    for file in files:
+    for file in corpus_files(paths):
         try:
             corpus += file.read_bytes() + FILE_SEPARATOR
         except OSError as exc:
             raise InputError(f"cannot read {file}: {exc.strerror or exc}", field="data") from exc
     return torch.frombuffer(corpus, dtype=torch.uint8)
-
-
-def _text_files(paths: Iterable[Path]) -> Iterator[Path]:
-    for path in paths:
-        if path.is_dir():
-            yield from sorted(file for file in path.rglob("*") if file.suffix in TEXT_SUFFIXES and file.is_file())
-        elif path.exists():
-            yield path
-        else:
-            raise InputError(f"{path} does not exist", field="data", remedy="give existing text files or folders")
-
-
-def _library_files() -> Iterator[Path]:
-    root = Path(sysconfig.get_path("stdlib"))
-    for file in _text_files([root]):
-        if INSTALLED_PACKAGES.isdisjoint(file.relative_to(root).parts):
-            yield file
 
 
 class TokenStream:

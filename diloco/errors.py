@@ -11,6 +11,8 @@ ConflictError
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from service.errors import ConflictError
 
 
@@ -40,3 +42,8 @@ class FencedError(ConflictError):
 
 class ManifestError(ConflictError):
     """The model's parameters differ from those of the run."""
+
+    REMEDY: ClassVar[str] = (
+        "start with the --num-layers, --num-heads, --width and --context of the other islands, "
+        "or a synchronizer with a new --directory"
+    )

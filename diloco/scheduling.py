@@ -17,11 +17,13 @@ import logging
 import os
 import sys
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
 AUTOGROUP = Path("/proc/self/autogroup")
+MAX_CORES = 4096
 LOWEST_NICE = 19
 """Of a session's group: 1.5 % of the weight of an ordinary one."""
 
@@ -39,6 +41,25 @@ def pin_to(cores: Collection[int]) -> bool:
         logger.warning("cannot pin to cores, going on unpinned cores=%s error=%s", sorted(cores), exc.strerror)
         return False
     return True
+
+
+def usable_cores() -> frozenset[int] | None:
+    """Numbers of the cores that a thread of this process can be pinned to; None where the platform has no pinning.
+
+    More than the calling thread's, where that is pinned itself (``taskset``): a container's cpuset is the limit.
+    """
+    if sys.platform != "linux":
+        return None
+    with ThreadPoolExecutor(1) as throwaway:
+        return throwaway.submit(_widest_affinity).result()
+
+
+def _widest_affinity() -> frozenset[int]:
+    try:
+        os.sched_setaffinity(0, range(MAX_CORES))
+    except OSError as exc:  # a sandbox may forbid it: then this thread's own are all that there is
+        logger.debug("cannot widen the affinity error=%s", exc.strerror)
+    return frozenset(os.sched_getaffinity(0))
 
 
 def become_idle() -> bool:

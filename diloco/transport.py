@@ -84,7 +84,9 @@ class SynchronizerClient:
         if state.manifest is not None:
             difference = first_difference(state.manifest, manifest)
             if difference is not None:
-                raise ManifestError(f"differs from the run's: {difference}", field="manifest")
+                raise ManifestError(
+                    f"differs from the run's: {difference}", field="manifest", remedy=ManifestError.REMEDY
+                )
             return InitReply(accepted=False, version=state.fragments[0].version)
         pieces = (memoryview(offer_header(manifest)), wire_bytes(flat))
         return self._upload(self._fragment, pieces, {}, InitReply, deadline_s=deadline_s)

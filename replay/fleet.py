@@ -89,7 +89,9 @@ def check_train_options(options: tuple[tuple[str, str], ...]) -> None:
     try:
         load_settings(IslandSettings, ["--controller", "http://127.0.0.1:1", *as_arguments(options)])
     except ConfigError as exc:
-        raise ConfigError(str(exc), field="train_options", remedy="see wadiloco island --help") from exc
+        where = f"{exc.field}: " if exc.field else ""
+        remedy = "see wadiloco island --help"
+        raise ConfigError(f"{where}{exc.message}", field="train_options", remedy=remedy) from exc
 
 
 class TrainingFleet:

@@ -26,6 +26,7 @@ from pydantic_settings import (
 from pydantic_settings.exceptions import SettingsError
 
 from service.errors import ConfigError
+from service.help import OptionWriter
 
 S = TypeVar("S", bound="Settings")
 
@@ -127,7 +128,7 @@ def load_settings(model: type[S], argv: Sequence[str]) -> S:
     try:
         settings = bound()
     except ValidationError as exc:
-        raise _explain(exc, model, prefix) from exc
+        raise _explain(exc, model, prefix, config_file) from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{config_file} is not valid TOML: {exc}", field="--config") from exc
     except OSError as exc:
@@ -188,7 +189,9 @@ def _bind_sources(model: type[S], arguments: list[str], config_file: Path | None
             dotenv_settings: PydanticBaseSettingsSource,
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            command_line: CliSettingsSource[Any] = CliSettingsSource(settings_cls, cli_parse_args=arguments)
+            command_line: CliSettingsSource[Any] = CliSettingsSource(
+                settings_cls, cli_parse_args=arguments, add_argument_method=OptionWriter(model.model_fields)
+            )
             return command_line, env_settings, TomlConfigSettingsSource(settings_cls)
 
     Bound.__doc__ = inspect.cleandoc(model.__doc__ or "")
@@ -196,13 +199,15 @@ def _bind_sources(model: type[S], arguments: list[str], config_file: Path | None
     return Bound
 
 
-def _explain(exc: ValidationError, model: type[Settings], prefix: str) -> ConfigError:
+def _explain(exc: ValidationError, model: type[Settings], prefix: str, config_file: Path | None) -> ConfigError:
     first = exc.errors()[0]
     name = str(first["loc"][0]) if first["loc"] else ""
     message = str(first["msg"]).removeprefix("Value error, ")
     more = f" (and {exc.error_count() - 1} more)" if exc.error_count() > 1 else ""
     if first["type"] == "extra_forbidden":
-        return ConfigError(f"no such setting{more}", field=name)
+        where = f" in {config_file}" if config_file else ""
+        remedy = f"see wadiloco {model.service} --help; a file spells its options with _ for -"
+        return ConfigError(f"no such setting{where}{more}", field=name, remedy=remedy)
     if not name:
         return ConfigError(message + more)
     given = first.get("input")

@@ -187,7 +187,8 @@ class Sidecar:
         timeout_s = self.settings.scrape_timeout_s
         client = await clients.enter_async_context(open_client(self.settings, self._context, timeout_s=timeout_s))
         parser = PageParser(self.settings.metric_prefix, replica=self.settings.metric_replica)
-        return Scraper(client, parser=parser, timeout_s=timeout_s)
+        is_socket = self.settings.vllm_socket is not None
+        return Scraper(client, parser=parser, timeout_s=timeout_s, is_socket=is_socket)
 
     def _open_gate(self, directory: Path, clients: AsyncExitStack, tasks: Background) -> None:
         self.rings = RingSource(directory, self.observer.slo)

@@ -20,6 +20,9 @@ INSTALL = (
     "and --middleware wadiloco_vllm_plugin.InFlightMiddleware"
 )
 
+OTHER_FOLDER = "; or give --gate, if the server has another WADILOCO_GATE_DIR"
+"""Where the folder was guessed."""
+
 
 def findings(evidence: Evidence, slo: Slo) -> list[Finding]:
     """Everything that there is to say, in the order in which one would look."""
@@ -57,7 +60,8 @@ def _folder(gate: GateEvidence) -> Finding:
     if gate.error:
         return Finding(Check.FOLDER, bad, f"{directory}: {printable(gate.error)}", INSTALL.format(directory=directory))
     if not gate.exists:
-        return Finding(Check.FOLDER, bad, f"{directory} does not exist", INSTALL.format(directory=directory))
+        remedy = INSTALL.format(directory=directory) + ("" if gate.is_required else OTHER_FOLDER)
+        return Finding(Check.FOLDER, bad, f"{directory} does not exist", remedy)
     if not gate.is_readable or not gate.is_writable:
         lacking = "write" if gate.is_readable else "read"
         return Finding(

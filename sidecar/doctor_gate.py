@@ -10,6 +10,7 @@ from sidecar.doctor_evidence import GateEvidence
 from sidecar.slo import parse_slo
 from sidecar.source.ring import RingSource
 from sidecar.trainers import TrainerWatch
+from sidecar.vllm_plugin.files import open_regular
 from sidecar.vllm_plugin.gate_reader import ALIVE_NS
 from sidecar.vllm_plugin.identity import default_directory
 from sidecar.vllm_plugin.records import (
@@ -73,7 +74,7 @@ def look_at_gate(directory: Path, *, is_required: bool, now_ns: int, t_s: float)
 def _read_slots(path: Path) -> tuple[list[Slot], str]:
     """The written slots, and what is wrong with the file."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = open_regular(path, os.O_RDONLY)
         try:
             raw = os.pread(fd, GATE_BYTES, 0)
         finally:

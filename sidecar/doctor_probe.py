@@ -23,6 +23,7 @@ import httpx
 from service.client import ClientOptions, explain_response
 from sidecar.doctor_evidence import PeerEvidence, ServerEvidence
 from sidecar.source.parse import PageParser
+from sidecar.source.remedies import remedy_of
 from sidecar.source.scrape import Scraper
 from sidecar.source.snapshot import ScrapeOutcome, ScrapeResult
 from sidecar.source.transport import TokenError, open_client
@@ -61,7 +62,13 @@ class Probe:
         async with open_client(settings, context, timeout_s=self._timeout_s) as client:
             client.event_hooks = {"response": [note_date]}
             parser = PageParser(settings.metric_prefix, replica=settings.metric_replica)
-            scraper = Scraper(client, parser=parser, timeout_s=self._timeout_s)
+            scraper = Scraper(
+                client,
+                parser=parser,
+                timeout_s=self._timeout_s,
+                is_socket=settings.vllm_socket is not None,
+                timeout_option="--timeout-s",
+            )
             results = await watch(scraper, watch_s=watch_s)
             is_answering = results[0].outcome in (ScrapeOutcome.OK, ScrapeOutcome.NO_SERIES)
             version = await self._version(client) if is_answering else None
@@ -151,6 +158,7 @@ async def scrape(scraper: Scraper) -> ScrapeResult:
             monotonic_s=time.monotonic(),
             duration_s=0.0,
             detail=f"{type(exc).__name__}: {exc}",
+            remedy=remedy_of(ScrapeOutcome.INTERNAL),
         )
 
 

@@ -24,21 +24,6 @@ BLIND = {
     "itl": "inter-token latency", "e2e": "request latency",
 }  # fmt: skip
 """Signal → what cannot be seen without it."""
-REMEDIES = {
-    ScrapeOutcome.REFUSED: "start vLLM, which listens after some minutes, or correct host and port in --vllm",
-    ScrapeOutcome.TIMEOUT: "look at vLLM's log and for firewalls on the way, and try a longer --timeout-s",
-    ScrapeOutcome.BROKEN: "a port that wants TLS breaks off like this: try https:// in --vllm; else see vLLM's log",
-    ScrapeOutcome.UNREACHABLE: "correct the host in --vllm: it has no address, or there is no way to it",
-    ScrapeOutcome.HTTP_ERROR: "give the base URL of vLLM itself, not of a gateway before it",
-    ScrapeOutcome.MALFORMED: "what answers there is no vLLM, or a version with another format: check --vllm",
-}
-SOCKET_REMEDIES = {
-    ScrapeOutcome.REFUSED: "start vLLM with this path as --uds; it listens after some minutes",
-    ScrapeOutcome.TIMEOUT: "look at vLLM's log, and try a longer --timeout-s",
-    ScrapeOutcome.BROKEN: "see vLLM's log",
-    ScrapeOutcome.UNREACHABLE: "run this as a user who may write to the socket, or correct its path in --vllm",
-}
-"""In their place over a Unix socket."""
 
 
 def judge_server(server: ServerEvidence, slo: Slo, *, has_plugin: bool) -> Iterator[Finding]:
@@ -73,15 +58,8 @@ def _reachable(server: ServerEvidence) -> Finding:
         Check.REACHABLE,
         Status.FAIL,
         f"{first.outcome}: {printable(first.detail)}".rstrip(": "),
-        _unreachable_remedy(server),
+        first.remedy,
     )
-
-
-def _unreachable_remedy(server: ServerEvidence) -> str:
-    """What the failure itself says, or what its kind mostly means."""
-    first = server.results[0]
-    table = REMEDIES if server.host else REMEDIES | SOCKET_REMEDIES
-    return first.remedy or table.get(first.outcome, "what answers there is no vLLM: correct --vllm")
 
 
 def _version(version: str) -> Finding:

@@ -23,6 +23,8 @@ GATE_PERIOD_S = HEARTBEAT_PERIOD_S
 EXACT_SOURCES = ("ingress", "engine")
 FRESH_INTERVALS = 3
 """A scrape that is older than so many intervals says nothing about now."""
+ABSENT_AFTER_S = 10.0
+"""A server that is ready has its writers long since; a restart of an API server takes them away for less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,31 @@ def order_of(pace: Pace, sample: LoadSample | None, *, is_fresh: bool) -> Order:
     )
 
 
+class WriterWatch:
+    """Tells once when nobody in the process of a ready server writes into the folder, and once when somebody does."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._absent_since_s: float | None = None
+        self._is_told = False
+
+    def check(self, *, is_exact: bool, is_ready: bool, now_s: float) -> None:
+        if is_exact or not is_ready:
+            self._absent_since_s = None
+        elif self._absent_since_s is None:
+            self._absent_since_s = now_s
+        if is_exact and self._is_told:
+            self._is_told = False
+            logger.info("a plugin or middleware writes in %s: the gate follows it", self._directory)
+        elif self._absent_since_s is not None and not self._is_told and now_s - self._absent_since_s >= ABSENT_AFTER_S:
+            self._is_told = True
+            logger.warning(
+                "no plugin or middleware writes in %s: the gate follows the scrapes; is it the server's "
+                "WADILOCO_GATE_DIR?",
+                self._directory,
+            )
+
+
 class GateKeeper:
     """Writes the sidecar's slot and reads the whole gate. Its heartbeat is its caller's tick: a sidecar that hangs
     falls silent."""
@@ -63,6 +90,7 @@ class GateKeeper:
         self._directory = directory
         self._writer = GateWriter(directory, SlotFlag.SIDECAR)
         self._reader = GateReader(directory)
+        self._writers = WriterWatch(directory)
         self._fresh_s = FRESH_INTERVALS * scrape_interval_s
         self.state = GateState(True, self._reader.read(0.0).reason)
         self.mode = read_order(directory)
@@ -93,6 +121,8 @@ class GateKeeper:
     def tick(self, pace: Pace, sample: LoadSample | None, *, age_s: float, now_s: float) -> GateState:
         """Write what holds now, prove life, and say what the gate is."""
         self.state = self._reader.read(now_s)
+        is_ready = sample is not None and sample.state is EngineState.READY and not self.complaint
+        self._writers.check(is_exact=self.is_exact, is_ready=is_ready, now_s=now_s)
         order = order_of(pace, sample, is_fresh=age_s <= self._fresh_s)
         self._writer.beat()
         self._writer.update(flags=order.flags, pace=order.pace, running=order.running, waiting=order.waiting)

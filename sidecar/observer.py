@@ -27,7 +27,7 @@ from sidecar.schema import (
 from sidecar.slo import Slo
 from sidecar.slo.accounts import SloAccounts
 from sidecar.slo.judge import Bounds, judge_interval
-from sidecar.source.alarm import SignalAlarm
+from sidecar.source.alarm import ScrapeNews, SignalAlarm
 from sidecar.source.snapshot import EngineSnapshot, ScrapeOutcome, ScrapeResult
 from sidecar.source.state import EngineStatus, advance, initial_status
 from sidecar.source.window import Interval, difference, restarted, same_life
@@ -62,7 +62,7 @@ class Observer:
         self.calibrator = Calibrator()
         self._bursts = BurstForecaster(tick_s=settings.scrape_interval_s, horizons_s=HORIZONS_S)
         self._alarm = SignalAlarm()
-        self._outcome: ScrapeOutcome | None = None
+        self._news = ScrapeNews()
         self._was_refused = False
         """Nobody listened at some time since the newest good page."""
 
@@ -95,10 +95,7 @@ class Observer:
         interval_s = self._settings.scrape_interval_s if interval_s is None else interval_s
         stale_after_s = STALE_AFTER_SCRAPES * max(interval_s, self._settings.scrape_timeout_s)
         self.status = advance(before, result, stale_after_s=stale_after_s)
-        if self.status.state is not before.state or result.outcome is not self._outcome:
-            detail = f" detail={result.explanation}" if result.detail else ""
-            logger.info("engine state=%s was=%s scrape=%s%s", self.status.state, before.state, result.outcome, detail)
-        self._outcome = result.outcome
+        self._news.check(result, state=self.status.state, was=before.state)
         self._was_refused = self._was_refused or result.outcome is ScrapeOutcome.REFUSED
         longest_s = max(MAX_INTERVAL_S, STALE_AFTER_SCRAPES * interval_s)
         interval = None if result.snapshot is None else self._take_page(result.snapshot, longest_s=longest_s)

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from sidecar.schema import PaceMode
+from sidecar.vllm_plugin.files import open_regular
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +22,7 @@ def read_order(directory: Path) -> PaceMode:
     """The order in force; ``auto`` when there is none, or none that can be read."""
     path = directory / ORDER_FILE
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = open_regular(path, os.O_RDONLY)
         try:
             text = os.read(descriptor, MAX_BYTES).decode(errors="replace").strip()
         finally:
@@ -45,5 +46,10 @@ def keep_order(directory: Path, mode: PaceMode) -> None:
         path.unlink(missing_ok=True)
         return
     new = path.with_name(f"{ORDER_FILE}.new")
-    new.write_text(mode + "\n")
+    descriptor = open_regular(new, os.O_WRONLY | os.O_CREAT)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{mode}\n".encode())
+    finally:
+        os.close(descriptor)
     new.replace(path)

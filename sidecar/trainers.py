@@ -22,6 +22,7 @@ from pathlib import Path
 from diloco.schema import TRAINER_BYTES, TRAINER_GLOB, TrainerPhase, TrainerRecord, decode_trainer
 from sidecar.calibrator import Phase
 from sidecar.schema import TrainerStatus
+from sidecar.vllm_plugin.files import open_regular
 
 MIN_SHARE = 0.1
 """Requests of an interval of which a smaller part was disturbed stand for the other phase rather."""
@@ -131,7 +132,7 @@ def strongest(phases: Iterable[Phase]) -> Phase:
 def read_trainer(path: Path) -> TrainerRecord | None:
     """The record in a file; None when there is none, or it stays torn."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+        fd = open_regular(path, os.O_RDONLY)
     except OSError:
         return None
     try:

@@ -10,12 +10,13 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from diloco.protocol import SyncPriority
+from diloco.scheduling import MAX_CORES
 from diloco.schema import Slot
 from service.settings import ServiceSettings
 from sidecar.schema import Name
 
 Url = Annotated[str, Field(pattern=r"^https?://[^\s/]+")]
-Core = Annotated[int, Field(ge=0, lt=4096)]
+Core = Annotated[int, Field(ge=0, lt=MAX_CORES)]
 
 
 def default_node() -> str:
@@ -78,7 +79,8 @@ class IslandSettings(ServiceSettings):
     threads: int = Field(default=1, ge=1, le=1024)
     """Threads of one inner step."""
     idle_priority: bool = True
-    """Inner steps run only when nobody else wants the core (SCHED_IDLE on Linux, low priority elsewhere)."""
+    """Let inner steps compete for the core; otherwise they run only when nobody else wants it (SCHED_IDLE on Linux, low
+    priority elsewhere)."""
     sync_priority: SyncPriority = "normal"
     """Priority of a sync's transfers. In a synchronous round all islands wait for the slowest, hence normal."""
     gate: Path | None = None

@@ -141,7 +141,8 @@ class ControllerLink:
             state.limits_lease.epoch,
         )
         if is_news:
-            logger.info("registered slot=%s epoch=%d run_id=%s", lease.slot, lease.epoch, lease.run_id)
+            place = "waits as a spare" if lease.slot is None else f"slot={lease.slot}"
+            logger.info("registered, %s epoch=%d run_id=%s", place, lease.epoch, lease.run_id)
         self._directive_seq = lease.directive_seq
         state.take_lease(lease)
         if is_news and lease.slot is not None and state.assignment is None:

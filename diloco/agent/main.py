@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from diloco.agent.app import build
 from diloco.agent.config import IslandSettings
+from diloco.agent.preflight import check_host
 from service.log import configure_logging
 from service.server import serve
 from service.settings import load_settings
@@ -15,10 +16,11 @@ def main(argv: Sequence[str]) -> int:
     """Train until a signal; returns 0 after a clean stop.
 
     Raises:
-        WadilocoError: the settings cannot work, or no worker could be started.
+        WadilocoError: the settings cannot work on this host, or no worker could be started.
     """
     settings = load_settings(IslandSettings, argv)
     configure_logging(settings.log_level)
+    check_host(settings)
     app, agent = build(settings)
     serve(app, settings)
     if agent.state.fatal is not None:

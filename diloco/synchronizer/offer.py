@@ -41,7 +41,7 @@ def check_offer(chunk: Chunk, *, current: Manifest | None, max_bytes: int) -> No
         raise ManifestError(
             f"the model differs from that of the run: {difference}",
             field="manifest",
-            remedy="give the synchronizer another --directory, or the island the model of the run",
+            remedy=ManifestError.REMEDY,
         )
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from sidecar.slo import Slo, SloMetric
 from sidecar.slo.judge import judge_request
 from sidecar.source.snapshot import EngineSnapshot, Histogram, Judged, ScrapeOutcome, ScrapeResult
+from sidecar.vllm_plugin.files import open_regular
 from sidecar.vllm_plugin.gate_reader import AHEAD_NS, ALIVE_NS
 from sidecar.vllm_plugin.records import (
     RECORD_BYTES,
@@ -85,7 +86,7 @@ class Ring:
         OSError: it cannot be read.
         """
         self._slo = slo
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        self._fd = open_regular(path, os.O_RDONLY)
         opened = os.fstat(self._fd)
         self.inode = (opened.st_dev, opened.st_ino)
         self.header: RingHeader | None = None
@@ -284,7 +285,14 @@ def overlay(result: ScrapeResult, exact: EngineSnapshot | None) -> ScrapeResult:
         return result
     page = result.snapshot
     if page is None:
-        return replace(result, outcome=ScrapeOutcome.OK, snapshot=exact, t_s=exact.t_s, monotonic_s=exact.monotonic_s)
+        return replace(
+            result,
+            outcome=ScrapeOutcome.OK,
+            page_outcome=result.outcome,
+            snapshot=exact,
+            t_s=exact.t_s,
+            monotonic_s=exact.monotonic_s,
+        )
     snapshot = replace(
         exact,
         t_s=page.t_s,
@@ -301,7 +309,7 @@ def overlay(result: ScrapeResult, exact: EngineSnapshot | None) -> ScrapeResult:
 
 def _is_same(path: Path, ring: Ring) -> bool:
     try:
-        found = path.stat()
+        found = path.lstat()
     except OSError:
         return False
     return (found.st_dev, found.st_ino) == ring.inode

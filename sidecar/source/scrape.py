@@ -18,6 +18,7 @@ import httpx
 
 from sidecar.source.page import PageError
 from sidecar.source.parse import PageParser, PageReader, PageTooLargeError
+from sidecar.source.remedies import TIMEOUT_OPTION, remedy_of
 from sidecar.source.snapshot import ScrapeOutcome, ScrapeResult
 from sidecar.source.transport import TokenError
 
@@ -35,24 +36,35 @@ class Failure(NamedTuple):
     detail: str
     """What failed."""
     remedy: str = ""
-    """What the user can do about it, where the failure itself tells."""
+    """What the user can do about it, where the failure itself tells better than its kind."""
 
 
 class AnswerError(Exception):
     """An answer that is no page."""
 
-    def __init__(self, outcome: ScrapeOutcome, detail: str, remedy: str = "") -> None:
+    def __init__(self, outcome: ScrapeOutcome, detail: str) -> None:
         super().__init__(detail)
-        self.failure = Failure(outcome, detail, remedy)
+        self.failure = Failure(outcome, detail)
 
 
 class Scraper:
     """Reads the page of one server over a client that it does not own (`sidecar.source.transport.open_client`)."""
 
-    def __init__(self, client: httpx.AsyncClient, *, parser: PageParser, timeout_s: float) -> None:
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        *,
+        parser: PageParser,
+        timeout_s: float,
+        is_socket: bool = False,
+        timeout_option: str = TIMEOUT_OPTION,
+    ) -> None:
+        """``is_socket``, a server on a Unix socket, and the option that sets ``timeout_s`` are for remedies."""
         self._client = client
         self._parser = parser
         self._timeout_s = timeout_s
+        self._is_socket = is_socket
+        self._timeout_option = timeout_option
         self._ask_health_s = 0.0
         """When ``/health`` is due, on the monotonic clock."""
 
@@ -80,7 +92,8 @@ class Scraper:
             snapshot=snapshot,
             accepts=accepts,
             detail=failure.detail[:MAX_DETAIL],
-            remedy=failure.remedy,
+            remedy=failure.remedy
+            or remedy_of(failure.outcome, is_socket=self._is_socket, timeout_option=self._timeout_option),
         )
 
     async def _read_page(self) -> PageReader:
@@ -122,10 +135,9 @@ def check_answer(response: httpx.Response) -> None:
     if 300 <= status < 400:
         where = response.headers.get("location", "")[:120]
         detail = f"HTTP {status} to {where!r}: redirects are not followed"
-        raise AnswerError(ScrapeOutcome.REDIRECTED, detail, "give the final base URL to --vllm")
+        raise AnswerError(ScrapeOutcome.REDIRECTED, detail)
     if status in {401, 403}:
-        remedy = "set --vllm-token-file or --vllm-token to what stands before the server wants"
-        raise AnswerError(ScrapeOutcome.UNAUTHORIZED, f"HTTP {status}", remedy)
+        raise AnswerError(ScrapeOutcome.UNAUTHORIZED, f"HTTP {status}")
     if status != httpx.codes.OK:
         raise AnswerError(ScrapeOutcome.HTTP_ERROR, f"HTTP {status}")
     encoding = response.headers.get("content-encoding", "identity")[:40]
@@ -179,7 +191,7 @@ def _tls_remedy(reason: str) -> str:
         return "the server wants a client certificate: set --vllm-cert and --vllm-key"
     if "ALERT_UNKNOWN_CA" in reason or "CERTIFICATE" in reason:
         return "the server does not take the client certificate: set --vllm-cert to one of a CA that it trusts"
-    return "the port speaks no TLS, or none in common: correct the scheme of --vllm"
+    return remedy_of(ScrapeOutcome.TLS)
 
 
 def causes(exc: BaseException) -> Iterator[BaseException]:

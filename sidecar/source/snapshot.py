@@ -141,12 +141,14 @@ class ScrapeResult:
     detail: str = ""
     """What failed."""
     remedy: str = ""
-    """What the user can do about it, where the failure itself tells."""
+    """What the user can do about it."""
+    page_outcome: ScrapeOutcome | None = None
+    """How the scrape ended where the plugin's account stands in for the page that is not there."""
 
     @property
     def explanation(self) -> str:
         """Both in one line."""
-        return f"{self.detail}; {self.remedy}" if self.remedy else self.detail
+        return "; ".join(filter(None, (self.detail, self.remedy)))
 
 
 def finite(value: float) -> float | None:

@@ -1,6 +1,7 @@
 """Reads a gate: is the server busy now?
 
-    an operator's order to run                          → open
+    an operator's order to run, and no other sidecar's
+    pace is 0                                            → open
     the sidecar's pace is 0                              → busy
     a sidecar that died with its order                  → unknown
     a living writer's counts above zero                 → busy
@@ -24,6 +25,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
+from .files import open_regular
 from .identity import Identity, is_foreign, is_known_dead
 from .records import EMPTY_SLOT, GATE_BYTES, GATE_FILE, SLOT_BYTES, Slot, SlotFlag, decode_slot, gate_header
 
@@ -131,11 +133,11 @@ class GateReader:
     def _look_up(self) -> None:
         """Open the file, or open it again if the path leads to another one by now."""
         try:
-            found = os.stat(self._path)  # noqa: PTH116 (within a training step)
+            found = os.stat(self._path, follow_symlinks=False)  # noqa: PTH116 (within a training step)
             if self._fd is not None and (found.st_dev, found.st_ino) == self._inode:
                 return
             self.close()
-            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self._fd = open_regular(self._path, os.O_RDONLY)
             opened = os.fstat(self._fd)
             self._inode = (opened.st_dev, opened.st_ino)
         except OSError as exc:
@@ -198,7 +200,9 @@ def judge(slots: Iterable[Slot], now_ns: int, *, is_dead: Callable[[Identity], b
     exact = bool(ingress or engines)
     counted = engines if exact else [slot for slot in living if slot.flags & SlotFlag.SCRAPED]
     source = "ingress" if ingress else "engine" if engines else "scrape" if counted else None
-    is_ordered = any(slot.flags & SlotFlag.RUN_ORDERED for slot in sidecars)
+    is_ordered = any(slot.flags & SlotFlag.RUN_ORDERED for slot in sidecars) and all(
+        slot.flags & SlotFlag.RUN_ORDERED or _fraction(slot.pace) > 0.0 for slot in sidecars
+    )  # of two sidecars on one gate, a pause at one wins over an order to run at the other
     counts = Counts(
         in_flight=in_flight,
         running=sum(slot.running for slot in counted) if counted else None,

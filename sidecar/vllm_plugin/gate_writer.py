@@ -10,14 +10,15 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
-import logging
 import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from .files import open_regular
 from .identity import Identity, is_known_dead, make_directory, own_identity
+from .log import plugin_logger
 from .records import (
     EMPTY_SLOT,
     GATE_BYTES,
@@ -26,6 +27,7 @@ from .records import (
     NUM_SLOTS,
     SLOT_BYTES,
     Slot,
+    SlotFlag,
     clamp_count,
     decode_slot,
     gate_header,
@@ -33,13 +35,16 @@ from .records import (
     slot_offset,
 )
 
-logger = logging.getLogger(__name__)
+logger = plugin_logger(__name__)
 
 HEARTBEAT_PERIOD_S = 0.2
 ABANDONED_NS = 600 * 10**9
 """A slot of a process that cannot be looked up, silent for so long, is free: a stopped engine may come back before."""
-OWNER_READS = 0o644
-OPEN_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+KINDS = SlotFlag.INGRESS | SlotFlag.ENGINE | SlotFlag.SIDECAR
+"""What a slot speaks of for all its life; other flags come and go."""
+
+_held: set[tuple[int, int, int, int]] = set()
+"""Slots that writers of this process hold: process id, device, inode, index. Changed under the lock of the file."""
 
 
 class GateError(Exception):
@@ -61,6 +66,7 @@ class GateWriter:
         self._lock = threading.Lock()
         self._fd: int | None = None
         self._offset = 0
+        self._holding = (0, 0, 0, 0)
         self._complaint = ""
         self._closed = False
         self.beat()
@@ -167,22 +173,55 @@ class GateWriter:
 
     def _claim(self) -> None:
         make_directory(self._path.parent)
-        fd = os.open(self._path, OPEN_FLAGS, OWNER_READS)
+        fd = open_regular(self._path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _prepare(fd)
-            self._offset = slot_offset(_find_free(fd))
+            index = self._find_slot(fd)
+            self._offset = slot_offset(index)
             # Written before the lock is gone: a free slot is one that nobody has written.
             os.pwrite(fd, self._encode(), self._offset)
+            self._holding = self._key(fd, index)
+            _held.add(self._holding)
             fcntl.flock(fd, fcntl.LOCK_UN)
         except BaseException:
             os.close(fd)
             raise
         self._fd = fd
 
+    def _find_slot(self, fd: int) -> int:
+        """The index of a slot to take. One that this writer once left behind comes first, and further ones are freed:
+        their process lives, so that nobody else could take them for dead, and readers would wait for them for ever.
+
+        Raises:
+            GateError: all are taken.
+        """
+        slots = _read_slots(fd)
+        left = [index for index, slot in enumerate(slots) if self._is_left_behind(slot, self._key(fd, index))]
+        for index in left[1:]:
+            os.pwrite(fd, EMPTY_SLOT, slot_offset(index))
+        if left:
+            return left[0]
+        for index, slot in enumerate(slots):
+            if slot is None or _is_abandoned(slot):
+                return index
+        raise GateError(f"all {NUM_SLOTS} slots are taken")
+
+    def _is_left_behind(self, slot: Slot | None, key: tuple[int, int, int, int]) -> bool:
+        if slot is None or key in _held or _owner(slot) != self._identity:
+            return False
+        return (slot.flags & KINDS, slot.engine) == (self._flags & KINDS, self._engine)
+
+    def _key(self, fd: int, index: int) -> tuple[int, int, int, int]:
+        found = os.fstat(fd)
+        return self._identity.pid, found.st_dev, found.st_ino, index
+
     def _still_ours(self, fd: int) -> bool:
-        here, there = os.fstat(fd), os.stat(self._path)  # noqa: PTH116 (five times a second, within vLLM)
-        if (here.st_ino, here.st_dev) != (there.st_ino, there.st_dev) or here.st_size != GATE_BYTES:
+        """Whether the file is a whole gate, and this writer's slot in it; what follows its slots does not matter."""
+        here, there = os.fstat(fd), os.stat(self._path, follow_symlinks=False)  # noqa: PTH116 (five times a second)
+        if (here.st_ino, here.st_dev) != (there.st_ino, there.st_dev) or here.st_size < GATE_BYTES:
+            return False
+        if os.pread(fd, SLOT_BYTES, 0) != gate_header():
             return False
         slot = decode_slot(os.pread(fd, SLOT_BYTES, self._offset))
         return slot is not None and (slot.pid, slot.flags, slot.engine) == (
@@ -196,6 +235,7 @@ class GateWriter:
             with contextlib.suppress(OSError):
                 os.close(self._fd)
             self._fd = None
+            _held.discard(self._holding)
 
     def _complain(self, error: Exception) -> None:
         if not self._complaint:
@@ -255,15 +295,15 @@ def open_slot(directory: Path | None, flags: int, *, engine: int = 0) -> GateWri
 
 
 def _prepare(fd: int) -> None:
-    """Make the file a gate, if it is empty or a gate of another version or length.
+    """Make the file a gate, if it is empty, or a gate of another version or cut short.
 
     Raises:
         GateError: it is something else.
     """
     header, wanted = os.pread(fd, SLOT_BYTES, 0), gate_header()
-    if header == wanted and os.fstat(fd).st_size == GATE_BYTES:
+    if header == wanted and os.fstat(fd).st_size >= GATE_BYTES:
         return
-    if header.strip(b"\0") and not header.startswith(MAGIC_FAMILY):
+    if not header.startswith(MAGIC_FAMILY) and not MAGIC_FAMILY.startswith(header.rstrip(b"\0")):
         raise GateError("the file is no gate; name another folder, or remove it")
     if header != wanted:
         os.ftruncate(fd, 0)
@@ -271,17 +311,14 @@ def _prepare(fd: int) -> None:
     os.pwrite(fd, wanted, 0)
 
 
-def _find_free(fd: int) -> int:
+def _read_slots(fd: int) -> list[Slot | None]:
     raw = os.pread(fd, GATE_BYTES, 0)
-    for index in range(NUM_SLOTS):
-        start = slot_offset(index)
-        slot = decode_slot(raw[start : start + SLOT_BYTES])
-        if slot is None or _is_abandoned(slot):
-            return index
-    raise GateError(f"all {NUM_SLOTS} slots are taken")
+    return [decode_slot(raw[start : start + SLOT_BYTES]) for start in map(slot_offset, range(NUM_SLOTS))]
 
 
 def _is_abandoned(slot: Slot) -> bool:
-    silent_ns = time.monotonic_ns() - slot.heartbeat_ns
-    owner = Identity(slot.pid, slot.start_ticks, slot.pid_namespace)
-    return is_known_dead(owner) or silent_ns > ABANDONED_NS
+    return is_known_dead(_owner(slot)) or time.monotonic_ns() - slot.heartbeat_ns > ABANDONED_NS
+
+
+def _owner(slot: Slot) -> Identity:
+    return Identity(slot.pid, slot.start_ticks, slot.pid_namespace)

@@ -10,16 +10,16 @@ gate too.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from .gate_writer import GateWriter, open_slot
 from .identity import gate_directory
+from .log import plugin_logger
 from .records import SlotFlag
 
-logger = logging.getLogger(__name__)
+logger = plugin_logger(__name__)
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

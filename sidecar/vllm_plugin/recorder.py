@@ -13,17 +13,17 @@ A step of 256 running requests, 8 of which finish, costs about 13 µs (three rec
 
 from __future__ import annotations
 
-import logging
 import math
 import struct
 import time
 from typing import Any, TypeGuard
 
 from .gate_writer import GateWriter
+from .log import plugin_logger
 from .records import VALUE_BYTES, VALUES_PER_RECORD, VALUES_PER_REQUEST, RecordFlag, clamp_count, pack_record
 from .step_ring import StepRing
 
-logger = logging.getLogger(__name__)
+logger = plugin_logger(__name__)
 
 MAX_RECORDS_PER_STEP = 16
 """1,680 latencies: a step with more states how many it left out."""

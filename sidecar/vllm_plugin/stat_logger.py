@@ -7,7 +7,6 @@ log and serves without it.
 from __future__ import annotations
 
 import atexit
-import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,13 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from .gate_writer import process_heartbeat
 from .identity import gate_directory
+from .log import plugin_logger
 from .middleware import open_slot_quietly
 from .recorder import StepRecorder
 from .records import SlotFlag, clamp_count
 from .step_ring import StepRing
 
-logger = logging.getLogger(__name__)
+logger = plugin_logger(__name__)
 
 
 class WadilocoStatLogger(StatLoggerBase):  # type: ignore[misc]

@@ -82,8 +82,12 @@ def test_the_first_offer_starts_the_run_and_the_others_learn_it(serve: Serve, co
 def test_another_model_is_refused_with_the_first_difference(serve: Serve, connect: Connect, tmp_path: Path) -> None:
     client = connect(serve(tmp_path))
     started(client)
-    with pytest.raises(ManifestError, match=r"parameter 0 is weight \[64\] float32 against weight \[65\] float32"):
+    with pytest.raises(
+        ManifestError, match=r"parameter 0 is weight \[64\] float32 against weight \[65\] float32"
+    ) as caught:
         client.init(manifest(SIZE + 1), vector(0, SIZE + 1), deadline_s=soon())
+    assert caught.value.remedy is not None
+    assert all(option in caught.value.remedy for option in ("--num-layers", "--width", "--directory"))
 
 
 def test_contributions_before_the_first_offer_are_refused(serve: Serve, connect: Connect, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_frozen_engine_is_stalled_after_a_minute_and_the_gate_stays_closed(
 ) -> None:
     (engine,) = server.processes("VLLM::EngineCore")
     sidecars = (exact, scraped)
-    with server.asking(max_tokens=900) as answer:
+    with server.asking(max_tokens=4000) as answer:
         eventually(lambda: server.state().running, what="a running request")
         with stopped(engine):
             stopped_s = time.time()

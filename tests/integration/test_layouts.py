@@ -106,7 +106,10 @@ def test_loads_of_all_engines_add_up_and_kv_usage_does_not(layout: Layout) -> No
         assert (state.in_flight, state.running, state.reason) == (NUM_LONG, NUM_LONG, GateReason.IN_FLIGHT)
         in_flight = [slot.in_flight for slot in server.slots() if slot.flags == SlotFlag.INGRESS]
         assert (len(in_flight), sum(in_flight), min(in_flight) > 0) == (NUM_API_SERVERS, NUM_LONG, True)
-        text, page = page_of(server)
+        # An engine's gauges move with its next step, and reach the page through either API server.
+        text, page = eventually(
+            lambda: seen if (seen := page_of(server))[1].running == NUM_LONG else None, what="all requests on the page"
+        )
         running, usage = per_engine(text, "vllm:num_requests_running"), per_engine(text, "vllm:kv_cache_usage_perc")
         assert (page.num_engines, page.running, len(running)) == (NUM_ENGINES, NUM_LONG, NUM_ENGINES)
         assert min(running.values()) > 0

@@ -34,6 +34,8 @@ def test_bad_train_options_are_named(name: str, value: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         check_train_options(((name, value),))
     assert caught.value.field == "train_options"
+    assert str(caught.value).count("(") == 1, "one remedy"
+    assert "WADILOCO_" not in str(caught.value)
 
 
 def test_a_pipe_is_no_trace(tmp_path: Path) -> None:

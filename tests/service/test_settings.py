@@ -65,7 +65,7 @@ def test_bad_arguments_are_refused_by_name(argv: list[str], named: str) -> None:
 def test_unknown_keys_are_refused_wherever_they_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "probe.toml"
     file.write_text('name = "x"\nprot = 1\n')
-    with pytest.raises(ConfigError, match="prot"):
+    with pytest.raises(ConfigError, match=r"^prot: no such setting in .*probe\.toml \(see wadiloco probe --help"):
         load_settings(ProbeSettings, ["--config", str(file)])
     monkeypatch.setenv("WADILOCO_PROBE_PROT", "1")
     with pytest.raises(ConfigError, match="WADILOCO_PROBE_PROT"):

@@ -367,15 +367,22 @@ def test_a_slow_server_is_scraped_more_seldom_until_it_is_fast_again(server: Ups
     run(settings_for(server.url, scrape_interval_s=0.2, scrape_interval_max_s=1.0, scrape_timeout_s=2.0), body)
 
 
-def test_what_failed_is_said_with_the_remedy(server: Upstream) -> None:
-    server.status = 401
+@pytest.mark.parametrize(
+    ("status", "outcome", "said"),
+    [
+        (401, "unauthorized", "HTTP 401; set --vllm-token-file"),
+        (404, "http_error", "HTTP 404; point --vllm at vLLM itself"),
+    ],
+)
+def test_what_failed_is_said_with_the_remedy(server: Upstream, status: int, outcome: str, said: str) -> None:
+    server.status = status
 
     async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
         await until(lambda: sidecar.scrape is not None, "a scrape")
         load = Load.model_validate((await client.get("/v1/load")).json())
         assert load.scrape is not None
-        assert load.scrape.outcome == "unauthorized"
-        assert "--vllm-token" in load.scrape.detail
+        assert load.scrape.outcome == outcome
+        assert load.scrape.detail.startswith(said)
 
     run(settings_for(server.url), body)
 

@@ -244,6 +244,14 @@ def test_a_closed_port_is_refused(doctor: Doctor) -> None:
     assert "start vLLM" in found["reachable"]["remedy"]
 
 
+def test_a_server_that_does_not_answer_names_the_option_of_the_doctor(doctor: Doctor, upstream: Upstream) -> None:
+    upstream.hang.set()
+    found = doctor(upstream.url, "--timeout-s", "0.2")
+    upstream.released.set()
+    assert found["reachable"]["message"].startswith("timeout")
+    assert found["reachable"]["remedy"].endswith("a longer --timeout-s")
+
+
 def test_a_host_without_an_address_is_named(doctor: Doctor) -> None:
     found = doctor("http://no-such-host.invalid:8000")
     assert "no-such-host.invalid" in found["reachable"]["message"]

@@ -115,6 +115,13 @@ def test_what_the_folder_means(gate: GateEvidence, check: Check, status: Status,
     assert (finding.remedy is None) == (status is Status.OK)
 
 
+@pytest.mark.parametrize("is_required", [False, True])
+def test_only_a_guessed_folder_may_be_another_one(is_required: bool) -> None:
+    remedy = judged(replace(GOOD, exists=False, is_required=is_required))[Check.FOLDER].remedy or ""
+    assert "pip install" in remedy
+    assert ("or give --gate, if the server has another WADILOCO_GATE_DIR" in remedy) is not is_required
+
+
 def test_a_gate_on_another_host_is_not_looked_for() -> None:
     found = judged(None, is_local=False)
     assert found[Check.HOST].status is Status.WARN

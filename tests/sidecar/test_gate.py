@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from sidecar.app import Sidecar, create_app
 from sidecar.config import SidecarSettings
-from sidecar.gate import Order, order_of
+from sidecar.gate import GateKeeper, Order, order_of
 from sidecar.pace import Pacer
 from sidecar.pace_order import ORDER_FILE, keep_order, read_order
 from sidecar.schema import EngineState, Load, LoadSample, PaceMode
@@ -50,6 +51,47 @@ def test_the_order_follows_pace_and_load(
 
 def test_a_scrape_that_is_old_says_nothing() -> None:
     assert not order(PaceMode.AUTO, 0.0, READY, fresh=False).flags & SlotFlag.SCRAPED
+
+
+def test_a_ready_server_without_a_writer_is_told_once_per_change(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper = GateKeeper(tmp_path, scrape_interval_s=1.0)
+    pace, start_s = Pacer().pace(PaceMode.AUTO), time.monotonic()
+
+    def told(sample: LoadSample | None, *ticks_s: float) -> list[str]:
+        caplog.clear()
+        for tick_s in ticks_s:
+            keeper.tick(pace, sample, age_s=0.0, now_s=start_s + tick_s)
+        return [record.levelname for record in caplog.records if "plugin or middleware writes" in record.getMessage()]
+
+    with caplog.at_level(logging.INFO):
+        assert told(None, 0.0, 30.0) == []
+        assert told(DOWN, 31.0, 60.0) == []
+        assert told(READY, 61.0, 70.5) == []
+        assert told(READY, 71.0, 90.0, 200.0) == ["WARNING"]
+        assert f"writes in {tmp_path}:" in caplog.text
+        assert "WADILOCO_GATE_DIR?" in caplog.text
+        assert told(DOWN, 201.0) == told(READY, 202.0, 220.0) == []
+        writer = GateWriter(tmp_path, SlotFlag.INGRESS)
+        start_s = time.monotonic()
+        assert told(READY, 0.0, 0.1) == ["INFO"]
+        writer.close()
+        assert told(READY, 1.0, 5.0) == []
+        assert told(READY, 11.0, 50.0) == ["WARNING"]
+    keeper.close()
+
+
+def test_a_gate_that_cannot_be_written_is_not_called_one_without_writers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    keeper = GateKeeper(tmp_path / "file", scrape_interval_s=1.0)
+    for now_s in (0.0, 20.0):
+        keeper.tick(Pacer().pace(PaceMode.AUTO), READY, age_s=0.0, now_s=now_s)
+    keeper.close()
+    assert "gate is off" in caplog.text
+    assert "plugin or middleware writes" not in caplog.text
 
 
 def settings_for(url: str, gate: Path) -> SidecarSettings:

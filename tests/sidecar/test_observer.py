@@ -121,6 +121,75 @@ def test_a_missing_gauge_is_unknown_in_the_sample_and_warned_of_once(caplog: pyt
     assert caplog.text.count("does not export the signals waiting") == 1
 
 
+FAULTS = [o for o in ScrapeOutcome if o not in (ScrapeOutcome.OK, ScrapeOutcome.REFUSED, ScrapeOutcome.TIMEOUT)]
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """Level and message of what was logged since the last call."""
+    lines = [(record.levelname, record.getMessage()) for record in caplog.records]
+    caplog.clear()
+    return lines
+
+
+@pytest.mark.parametrize("outcome", FAULTS)
+def test_a_server_that_cannot_be_scraped_is_warned_of_once_per_change(
+    caplog: pytest.LogCaptureFixture, outcome: ScrapeOutcome
+) -> None:
+    observer = make_observer()
+    fails = replace(bad(outcome, t_s=1.0), detail="what failed", remedy="what to do")
+    with caplog.at_level(logging.INFO):
+        for t_s in (1.0, 1.5, 2.0):
+            observer.observe(replace(fails, monotonic_s=t_s))
+        ((level, message),) = told(caplog)
+        assert (level, f"={outcome} " in message, message.endswith("what failed; what to do")) == (
+            "WARNING",
+            True,
+            True,
+        )
+        observe(observer, capture("busy"), t_s=2.5)
+        assert [level for level, _ in told(caplog)] == ["INFO"]
+        observer.observe(replace(fails, monotonic_s=3.0))
+        assert [level for level, _ in told(caplog)] == ["WARNING"]
+
+
+def test_a_start_and_an_end_are_told_apart(caplog: pytest.LogCaptureFixture) -> None:
+    observer = make_observer()
+    refused = bad(ScrapeOutcome.REFUSED, t_s=1.0)
+    with caplog.at_level(logging.INFO):
+        observer.observe(refused)
+        observer.observe(replace(refused, monotonic_s=2.0))
+        assert told(caplog) == [("INFO", "first scrape outcome=refused engine=starting")]
+        observe(observer, capture("busy"), t_s=3.0)
+        assert told(caplog) == [("INFO", "engine state=ready was=starting scrape=ok")]
+        observer.observe(bad(ScrapeOutcome.TIMEOUT, t_s=4.0))
+        assert told(caplog) == [("INFO", "scrapes end otherwise was=ok outcome=timeout engine=ready")]
+        observer.observe(bad(ScrapeOutcome.TIMEOUT, t_s=40.0))
+        assert told(caplog) == [("WARNING", "engine state=stale was=ready scrape=timeout")]
+        observer.observe(bad(ScrapeOutcome.REFUSED, t_s=41.0))
+        assert told(caplog) == [("WARNING", "engine state=down was=stale scrape=refused")]
+
+
+def test_a_stalled_engine_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    observer = make_observer()
+    with caplog.at_level(logging.WARNING):
+        for t_s in (0.0, 30.0, 60.0, 90.0):
+            observe(observer, capture("busy"), t_s=t_s)
+    assert told(caplog) == [("WARNING", "engine state=stalled was=ready scrape=ok")]
+
+
+def test_a_page_that_fails_behind_the_plugin_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    observer = make_observer()
+    exact = replace(parse(capture("busy"), t_s=2.0), exact=True)
+    with caplog.at_level(logging.INFO):
+        observer.observe(overlay(good(parse(capture("busy"), t_s=1.0)), exact))
+        told(caplog)
+        for t_s in (2.0, 3.0):
+            fails = replace(bad(ScrapeOutcome.HTTP_ERROR, t_s=t_s), detail="HTTP 404", remedy="look")
+            assert observer.observe(overlay(fails, replace(exact, monotonic_s=t_s))).state is EngineState.READY
+    said = "scrapes end otherwise was=ok outcome=http_error engine=ready detail=HTTP 404; look"
+    assert told(caplog) == [("WARNING", said)]
+
+
 def test_a_signal_that_stays_missing_is_told_again_and_its_return_too(caplog: pytest.LogCaptureFixture) -> None:
     observer = make_observer()
     page = without(capture("busy"), "vllm:kv_cache_usage_perc")

@@ -93,6 +93,7 @@ def test_another_model_than_the_run_ends_the_agent(serve: Serve, run_island: Run
     second = run_island(*alone(url), "--width", "64")
     assert second.finish(30) == 4
     assert "differs from the run" in second.lines[-1]
+    assert second.lines[-1].count("a synchronizer with a new --directory") == 1
 
 
 def test_without_synchronizer_it_waits_and_still_stops_at_once(run_island: RunIsland) -> None:

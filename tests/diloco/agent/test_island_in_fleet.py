@@ -113,5 +113,6 @@ def test_an_agent_without_a_free_slot_waits_and_takes_over_when_one_leaves(
     spare = run_island("--controller", controller.url, "--agent-id", "spare")
     assert spare.until_status(lambda s: s.epoch is not None).slot is None
     assert "no free slot" in spare.get("/readyz").json()["reason"]
+    assert "registered, waits as a spare epoch=" in spare.log()
     assert first.terminate() == 0
     assert spare.until_status(lambda s: s.worker_ready).slot == 0

@@ -304,6 +304,7 @@ def test_a_raw_offer_of_another_model_is_refused_at_its_first_chunk(start: Calla
     answer = raw.offer(offer_header(other) + bytes(NUM_BYTES))
     assert (answer.status_code, answer.json()["error"]) == (409, "ManifestError")
     assert "parameter 0 is weight [64] float32 against weight [1, 64] float32" in answer.json()["message"]
+    assert "--directory" in answer.json()["remedy"]
 
 
 def test_abandoned_uploads_do_not_pile_up(start: Callable[..., Raw], tmp_path: Path) -> None:

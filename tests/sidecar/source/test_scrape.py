@@ -6,21 +6,23 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
 
 from sidecar.source import scrape
-from sidecar.source.parse import PageParser
+from sidecar.source.parse import PageParser, PageReader
+from sidecar.source.remedies import remedy_of
 from sidecar.source.scrape import Scraper
 from sidecar.source.snapshot import ScrapeOutcome, ScrapeResult
 from tests.sidecar.helpers import Upstream, capture, serving, without
 
 
-def scrape_once(url: str, *, timeout_s: float = 5.0) -> ScrapeResult:
+def scrape_once(url: str, *, timeout_s: float = 5.0, **options: Any) -> ScrapeResult:
     async def once() -> ScrapeResult:
         async with httpx.AsyncClient(base_url=url + "/", trust_env=False) as client:
-            return await Scraper(client, parser=PageParser("vllm:"), timeout_s=timeout_s).scrape()
+            return await Scraper(client, parser=PageParser("vllm:"), timeout_s=timeout_s, **options).scrape()
 
     return asyncio.run(once())
 
@@ -38,6 +40,14 @@ def test_a_good_page_becomes_a_snapshot() -> None:
 
 def make_status(upstream: Upstream) -> None:
     upstream.status = 503
+
+
+def make_unauthorized(upstream: Upstream) -> None:
+    upstream.status = 403
+
+
+def make_redirect(upstream: Upstream) -> None:
+    upstream.status = 307
 
 
 def make_cut(upstream: Upstream) -> None:
@@ -60,6 +70,8 @@ def make_html(upstream: Upstream) -> None:
     ("change", "outcome"),
     [
         (make_status, ScrapeOutcome.HTTP_ERROR),
+        (make_unauthorized, ScrapeOutcome.UNAUTHORIZED),
+        (make_redirect, ScrapeOutcome.REDIRECTED),
         (make_cut, ScrapeOutcome.BROKEN),
         (make_garbage, ScrapeOutcome.MALFORMED),
         (make_no_series, ScrapeOutcome.NO_SERIES),
@@ -73,13 +85,18 @@ def test_outcome(change: Callable[[Upstream], None], outcome: ScrapeOutcome) -> 
         result = scrape_once(upstream.url)
     assert result.outcome is outcome
     assert result.snapshot is None
+    assert result.detail
+    assert result.remedy
+    assert result.explanation == f"{result.detail}; {result.remedy}"
 
 
 def test_a_server_that_does_not_answer_is_a_timeout() -> None:
     upstream = Upstream(capture("busy"))
     upstream.hang.set()
     with serving(upstream):
-        assert scrape_once(upstream.url, timeout_s=0.2).outcome is ScrapeOutcome.TIMEOUT
+        result = scrape_once(upstream.url, timeout_s=0.2)
+        assert (result.outcome, "a longer --scrape-timeout-s" in result.explanation) == (ScrapeOutcome.TIMEOUT, True)
+        assert scrape_once(upstream.url, timeout_s=0.2, timeout_option="--wait-s").remedy.endswith("longer --wait-s")
         upstream.released.set()
 
 
@@ -87,7 +104,32 @@ def test_a_closed_port_is_a_refusal() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         # Bound and not listening: nobody else can take it, and it refuses.
-        assert scrape_once(f"http://127.0.0.1:{probe.getsockname()[1]}").outcome is ScrapeOutcome.REFUSED
+        result = scrape_once(f"http://127.0.0.1:{probe.getsockname()[1]}")
+    assert (result.outcome, "or correct host and port in --vllm" in result.remedy) == (ScrapeOutcome.REFUSED, True)
+
+
+@pytest.mark.parametrize("is_socket", [False, True])
+@pytest.mark.parametrize("outcome", [o for o in ScrapeOutcome if o not in (ScrapeOutcome.OK, ScrapeOutcome.NO_SERIES)])
+def test_every_kind_of_failure_has_a_remedy(outcome: ScrapeOutcome, is_socket: bool) -> None:
+    remedy = remedy_of(outcome, is_socket=is_socket)
+    assert remedy
+    assert "{" not in remedy
+
+
+def test_a_failure_of_the_sidecar_itself_asks_for_a_report(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(PageParser):
+        def reader(self, content_type: str) -> PageReader:
+            raise RuntimeError("a bug")
+
+    async def once(url: str) -> ScrapeResult:
+        async with httpx.AsyncClient(base_url=url + "/", trust_env=False) as client:
+            return await Scraper(client, parser=Broken("vllm:"), timeout_s=5.0).scrape()
+
+    upstream = Upstream(capture("busy"))
+    with serving(upstream):
+        result = asyncio.run(once(upstream.url))
+    assert (result.outcome, "report it" in result.remedy) == (ScrapeOutcome.INTERNAL, True)
+    assert "RuntimeError: a bug" in caplog.text
 
 
 def test_an_endless_page_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:

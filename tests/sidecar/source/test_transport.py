@@ -28,7 +28,12 @@ PAGE = response(capture("busy").encode())
 async def scrape(vllm: str, *, times: int = 1, **values: Any) -> ScrapeResult:
     settings = SidecarSettings(vllm=vllm, scrape_timeout_s=5.0, **values)
     async with open_client(settings, tls_context(settings), timeout_s=settings.scrape_timeout_s) as client:
-        scraper = Scraper(client, parser=PageParser("vllm:"), timeout_s=settings.scrape_timeout_s)
+        scraper = Scraper(
+            client,
+            parser=PageParser("vllm:"),
+            timeout_s=settings.scrape_timeout_s,
+            is_socket=settings.vllm_socket is not None,
+        )
         for _ in range(times):
             result = await scraper.scrape()
         return result
@@ -176,6 +181,7 @@ def test_a_unix_socket_is_scraped_and_its_absence_is_a_refusal(tmp_path: Path) -
 
     seen, gone = asyncio.run(main())
     assert (seen.outcome, gone.outcome) == (ScrapeOutcome.OK, ScrapeOutcome.REFUSED)
+    assert "with this path as --uds" in gone.remedy
     assert heads.heads[0].startswith("GET /metrics HTTP/1.1\r\n")
 
 

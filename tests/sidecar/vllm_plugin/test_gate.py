@@ -37,6 +37,7 @@ NOW_NS = 1_000_000_000_000
 INGRESS = Slot(flags=SlotFlag.INGRESS, heartbeat_ns=NOW_NS, changed_ns=NOW_NS)
 ENGINE = Slot(flags=SlotFlag.ENGINE, heartbeat_ns=NOW_NS, changed_ns=NOW_NS)
 SIDECAR = Slot(flags=SlotFlag.SIDECAR, heartbeat_ns=NOW_NS, changed_ns=NOW_NS)
+RUN = replace(SIDECAR, flags=SlotFlag.SIDECAR | SlotFlag.RUN_ORDERED)
 SCRAPED = replace(SIDECAR, flags=SlotFlag.SIDECAR | SlotFlag.SCRAPED)
 SILENT_NS = NOW_NS - ALIVE_NS - 1
 
@@ -132,6 +133,77 @@ def test_a_truncated_gate_is_busy_and_its_writer_repairs_it(tmp_path: Path) -> N
         writer.update(in_flight=1)  # lands beyond the end of the file, and must not hurt
         writer.beat()
         assert read() == GateState(True, GateReason.IN_FLIGHT, "ingress", 1)
+
+
+def taken(directory: Path) -> list[int]:
+    """The indices of the slots that are written."""
+    raw = (directory / GATE_FILE).read_bytes()
+    pieces = (raw[at : at + SLOT_BYTES] for at in map(slot_offset, range(NUM_SLOTS)))
+    return [index for index, piece in enumerate(pieces) if any(piece)]
+
+
+@pytest.mark.parametrize("num_bytes", [GATE_BYTES + 1, 100 << 20])
+def test_a_gate_that_grew_is_as_good_as_before(tmp_path: Path, num_bytes: int) -> None:
+    with writing(tmp_path) as writer, reading(tmp_path) as read:
+        os.truncate(tmp_path / GATE_FILE, num_bytes)
+        for _ in range(NUM_SLOTS + 1):
+            writer.beat()
+        assert (writer.complaint, taken(tmp_path)) == ("", [0])
+        assert read() == GateState(False, GateReason.IDLE, "ingress", 0)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 3, 10, SLOT_BYTES, 2 * SLOT_BYTES, GATE_BYTES - 1])
+@pytest.mark.parametrize("grows_again", [False, True])
+def test_a_gate_that_was_cut_has_each_writer_once_again(tmp_path: Path, num_bytes: int, grows_again: bool) -> None:
+    with writing(tmp_path) as one, writing(tmp_path) as other, reading(tmp_path) as read:
+        os.truncate(tmp_path / GATE_FILE, num_bytes)
+        if grows_again:
+            os.truncate(tmp_path / GATE_FILE, GATE_BYTES)
+        one.update(in_flight=1)
+        for _ in range(3):
+            one.beat()
+            other.beat()
+        assert len(taken(tmp_path)) == 2
+        assert read() == GateState(True, GateReason.IN_FLIGHT, "ingress", 1)
+
+
+def test_a_gate_whose_header_was_damaged_is_mended(tmp_path: Path) -> None:
+    with writing(tmp_path) as writer, reading(tmp_path) as read:
+        with (tmp_path / GATE_FILE).open("r+b") as file:
+            file.write(b"WDLGATE\x09")
+        assert read().reason is GateReason.FOREIGN
+        writer.beat()
+        assert (read().reason, taken(tmp_path)) == (GateReason.IDLE, [0])
+
+
+def test_a_gate_that_was_away_and_came_back_has_each_writer_once(tmp_path: Path) -> None:
+    gate, away = tmp_path / GATE_FILE, tmp_path / "away"
+    with writing(tmp_path) as ingress, writing(tmp_path, SlotFlag.ENGINE) as engine, writing(tmp_path) as other:
+        for _ in range(2):
+            gate.replace(away)
+            for writer in (engine, other, ingress):
+                writer.beat()
+            away.replace(gate)
+            for writer in (other, ingress, engine):
+                writer.beat()
+        assert len(taken(tmp_path)) == 3
+        other.close()
+        engine.close()
+        assert len(taken(tmp_path)) == 1
+
+
+def test_slots_that_a_living_process_left_behind_are_freed(tmp_path: Path) -> None:
+    own = own_identity()
+    left = replace(
+        INGRESS, pid=own.pid, start_ticks=own.start_ticks, pid_namespace=own.pid_namespace, heartbeat_ns=1, in_flight=5
+    )
+    with writing(tmp_path):
+        with (tmp_path / GATE_FILE).open("r+b") as file:
+            file.seek(slot_offset(1))
+            file.write(encode_slot(left) * (NUM_SLOTS - 1))
+        with writing(tmp_path) as late, reading(tmp_path) as read:
+            assert (late.complaint, taken(tmp_path)) == ("", [0, 1])
+            assert read() == GateState(False, GateReason.IDLE, "ingress", 0)
 
 
 def test_a_gate_that_was_replaced_is_opened_anew(tmp_path: Path) -> None:
@@ -286,8 +358,12 @@ def never(_: object) -> bool:
         ([replace(SCRAPED, waiting=1)], GateReason.SCRAPED, True),
         ([replace(SCRAPED, running=1), ENGINE], GateReason.IDLE, False),
         ([INGRESS, replace(SIDECAR, pace=0.0)], GateReason.NO_PACE, True),
-        ([replace(INGRESS, in_flight=1), replace(SIDECAR, flags=SlotFlag.SIDECAR | SlotFlag.RUN_ORDERED)],
-         GateReason.RUN_ORDERED, False),
+        ([replace(INGRESS, in_flight=1), RUN], GateReason.RUN_ORDERED, False),
+        ([INGRESS, RUN, replace(SIDECAR, pace=0.0)], GateReason.NO_PACE, True),
+        ([INGRESS, replace(SIDECAR, pace=float("nan")), RUN], GateReason.NO_PACE, True),
+        ([replace(INGRESS, in_flight=1), RUN, replace(SIDECAR, pace=0.5)], GateReason.RUN_ORDERED, False),
+        ([INGRESS, RUN, RUN], GateReason.RUN_ORDERED, False),
+        ([INGRESS, RUN, replace(SIDECAR, pace=0.0, heartbeat_ns=SILENT_NS)], GateReason.RUN_ORDERED, False),
         ([INGRESS, replace(SIDECAR, heartbeat_ns=SILENT_NS)], GateReason.SIDECAR_DEAD, True),
         ([INGRESS, SIDECAR, replace(SIDECAR, heartbeat_ns=SILENT_NS)], GateReason.IDLE, False),
         ([replace(INGRESS, heartbeat_ns=NOW_NS + 10**12)], GateReason.WRITER_SILENT, True),

@@ -1,0 +1,38 @@
+"""What would end every worker at its start: looked for before the agent registers, so that nobody counts on it."""
+
+from __future__ import annotations
+
+from diloco.agent.config import IslandSettings
+from diloco.corpus import check_corpus
+from diloco.scheduling import usable_cores
+from service.errors import ConfigError
+from service.extras import require_extra
+
+
+def check_host(settings: IslandSettings) -> None:
+    """See that this host has the packages, the data and the cores.
+
+    Raises:
+        UnavailableError: a package of the extra ``train`` is not installed.
+        InputError: the data does not exist or holds no text.
+        ConfigError: a core does not exist, or is not this process's to use.
+    """
+    require_extra("train")
+    if settings.data:
+        check_corpus(settings.data)
+    check_cores(settings.cores)
+
+
+def check_cores(cores: tuple[int, ...]) -> None:
+    usable = usable_cores()
+    missing = sorted(set(cores) - usable) if usable is not None else []
+    if missing and usable is not None:
+        raise ConfigError(
+            f"this process cannot run on {_shown(missing)}, only on {_shown(sorted(usable))}",
+            field="cores",
+            remedy="give --cores from these, or leave it out",
+        )
+
+
+def _shown(cores: list[int]) -> str:
+    return ", ".join(map(str, cores))
