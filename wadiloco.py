@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from service.errors import WadilocoError
 from service.extras import EXTRAS, missing_package
+from service.output import guarded_output
 
 
 class Command(NamedTuple):
@@ -52,8 +53,21 @@ INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code (2 bad input, 3 something needed is missing, 4 a conflict)."""
+    """Run one command; returns its exit code.
+
+    2 bad input, 3 something needed is missing or the output cannot be written, 4 a conflict, 130 interrupted, 141 the
+    reader of the output left.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    code = 0
+    with guarded_output() as output:
+        code = dispatch(arguments)
+    if output.complaint is not None:
+        sys.stderr.write(" ".join(["wadiloco", *arguments[:1]]) + f": {output.complaint}\n")
+    return code if output.exit_code is None else output.exit_code
+
+
+def dispatch(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in HELP | {"help"}:
         sys.stdout.write(usage())
         return 0

@@ -153,10 +153,11 @@ def show(found: list[Finding], console: Console) -> None:
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
+    arrow = "->" if console.options.ascii_only else "→"
     for finding in found:
         said = Text(finding.message)
         if finding.remedy is not None:
-            said.append(f"\n→ {finding.remedy}", style="italic")
+            said.append(f"\n{arrow} {finding.remedy}", style="italic")
         table.add_row(Text(finding.status, style=STYLES[finding.status]), Text(finding.check), said)
     console.print(table)
     counts = {status: sum(finding.status is status for finding in found) for status in Status}

@@ -9,7 +9,6 @@ import asyncio
 import email.utils
 import json
 import logging
-import math
 import socket
 import ssl
 import threading
@@ -117,9 +116,13 @@ class Probe:
     async def _ask(self, client: httpx.AsyncClient, path: str) -> httpx.Response | str:
         """The answer with its body, at most `MAX_ANSWER_BYTES` of it; or why there is none."""
         try:
-            async with asyncio.timeout(self._timeout_s), client.stream("GET", path) as response:
+            headers = {"Accept-Encoding": "identity"}
+            async with asyncio.timeout(self._timeout_s), client.stream("GET", path, headers=headers) as response:
+                encoding = response.headers.get("content-encoding", "identity")
+                if encoding.lower() != "identity":
+                    return f"answered {path} encoded as {encoding[:40]!r}, which was not asked for"
                 body = bytearray()
-                async for chunk in response.aiter_bytes():
+                async for chunk in response.aiter_raw():
                     body += chunk
                     if len(body) > MAX_ANSWER_BYTES:
                         return f"answered {path} with over {MAX_ANSWER_BYTES} bytes"
@@ -131,12 +134,14 @@ class Probe:
 
 
 async def watch(scraper: Scraper, *, watch_s: float) -> tuple[ScrapeResult, ...]:
-    """Scrapes over so many seconds; one alone when it was no good."""
+    """Scrapes over so many seconds, at least two; one alone when it was no good."""
     results = [await scrape(scraper)]
     if results[0].outcome is not ScrapeOutcome.OK:
         return tuple(results)
-    for _ in range(max(math.ceil(watch_s / SCRAPE_PERIOD_S), 1)):
-        await asyncio.sleep(SCRAPE_PERIOD_S)
+    deadline_s = time.monotonic() + watch_s
+    while len(results) < 2 or time.monotonic() < deadline_s:
+        # The last one is at the end, to watch for no less than was asked.
+        await asyncio.sleep(max(min(SCRAPE_PERIOD_S, deadline_s - time.monotonic()), 0.0))
         results.append(await scrape(scraper))
     return tuple(results)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from sidecar.calibrator import LOAD_EDGES, Calibrator, LoadForecast, Phase
 from sidecar.config import SidecarSettings
+from sidecar.edge_alarm import EdgeAlarm
 from sidecar.forecast import HORIZONS_S, BurstForecaster, SmoothingForecaster
 from sidecar.learned import LearnedState, objective_text
 from sidecar.pressure import pressure
@@ -25,7 +26,7 @@ from sidecar.schema import (
 )
 from sidecar.slo import Slo
 from sidecar.slo.accounts import SloAccounts
-from sidecar.slo.judge import Bounds, IntervalVerdict, judge_interval
+from sidecar.slo.judge import Bounds, judge_interval
 from sidecar.source.alarm import ScrapeNews, SignalAlarm
 from sidecar.source.snapshot import EngineSnapshot, ScrapeOutcome, ScrapeResult
 from sidecar.source.state import EngineStatus, advance, initial_status
@@ -55,7 +56,7 @@ class Observer:
         self.slo_violations_upper_total = 0.0
         self._samples: deque[tuple[float, LoadSample]] = deque()
         self._accounts = SloAccounts(self.slo)
-        self._edges_told: set[tuple[str, tuple[float, float]]] = set()
+        self._edge_alarm = EdgeAlarm(self.slo)
         self._arrivals = SmoothingForecaster(tick_s=settings.scrape_interval_s)
         self._in_engine = SmoothingForecaster(tick_s=settings.scrape_interval_s)
         self.calibrator = Calibrator()
@@ -210,7 +211,7 @@ class Observer:
         if interval is None:
             return None
         verdict = judge_interval(self.slo, interval)
-        self._warn_inexact(verdict)
+        self._edge_alarm.check(verdict.objectives)
         self._accounts.add(verdict, now_s=now_s)
         bounds = verdict.bounds
         if bounds is not None:
@@ -218,19 +219,6 @@ class Observer:
             self.slo_violations_total += bounds.violations
             self.slo_violations_upper_total += bounds.violations_upper
         return bounds
-
-    def _warn_inexact(self, verdict: IntervalVerdict) -> None:
-        """Once per objective and edges: they change with the server's version or the source, not with the scrape."""
-        for objective, single in zip(self.slo.objectives, verdict.objectives, strict=True):
-            if single is None or single.exact or (objective.metric, single.edges_s) in self._edges_told:
-                continue
-            self._edges_told.add((objective.metric, single.edges_s))
-            logger.warning(
-                "slo=%s is between histogram edges %g s and %g s: violations are bounds, exact only on an edge or with "
-                "the plugin",
-                objective,
-                *single.edges_s,
-            )
 
     def _calibrate(self, last_page: EngineSnapshot, page: EngineSnapshot, verdict: Bounds, *, phase: Phase) -> None:
         if last_page.in_engine is not None and page.in_engine is not None:

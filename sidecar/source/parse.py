@@ -17,16 +17,19 @@ from sidecar.source.page import Page, PageError, Sample, assemble
 from sidecar.source.signals import KNOWN_PREFIXES, Wanted, wanted_names
 from sidecar.source.snapshot import EngineSnapshot, finite
 
-MAX_LINE_BYTES = 64 << 10
+MAX_LINE_BYTES = 8 << 10
+"""vLLM's longest, ``cache_config_info``, has under 3 KB; longer lines that do not matter are passed over."""
 MAX_SAMPLES = 20_000
 """Samples that matter; an engine has about 90, so that these are the pages of 200 engines."""
 
 PROCESS_START = b"process_start_time_seconds"
 NAME = re.compile(rb"[a-zA-Z_:][\w:]*")
-SAMPLE = re.compile(
-    r"(?P<name>[a-zA-Z_:][\w:]*)[ \t]*(?:\{(?P<labels>(?:[^\"}]|\"(?:[^\"\\]|\\.)*\")*)\})?[ \t]+(?P<value>\S+)"
-)
-LABEL = re.compile(r"(\w+)=\"((?:[^\"\\]|\\.)*)\"")
+QUOTED = r"\"((?:[^\"\\]|\\.)*+)\""
+BEFORE_LABELS = re.compile(r"[a-zA-Z_:][\w:]*+(?:[ \t]*+(\{))?")
+LABEL = re.compile(rf"[ \t,]*+(?:(\w++)|{QUOTED})[ \t]*+=[ \t]*+{QUOTED}[ \t]*+(?=[,}}])")
+AFTER_LABELS = re.compile(r"[ \t,]*+\}")
+VALUE = re.compile(r"[ \t]++(\S++)")
+"""Each matches where the one before it ended, and takes nothing back: a line is read in time linear in its length."""
 KEPT_LABELS = frozenset(
     {"engine", "le", "sleep_state", "reason", "ReplicaId", "kv_cache_size_tokens", "num_gpu_blocks", "block_size"}
 )
@@ -158,12 +161,30 @@ def parse_sample(line: bytes) -> Sample:
     if len(line) > MAX_LINE_BYTES:
         raise PageTooLargeError(f"a sample of over {MAX_LINE_BYTES} bytes: {line[:80]!r}")
     text = line.decode("utf-8", errors="replace")
-    match = SAMPLE.match(text)
+    labels, end = _read_labels(text)
+    match = VALUE.match(text, end)
     if match is None:
         raise PageError(f"not a sample: {text[:120]!r}")
     try:
-        value = float(match["value"])
+        return Sample(labels, float(match[1]))
     except ValueError as exc:
         raise PageError(f"not a number: {text[:120]!r}") from exc
-    labels = {name: text for name, text in LABEL.findall(match["labels"] or "") if name in KEPT_LABELS}
-    return Sample(labels, value)
+
+
+def _read_labels(text: str) -> tuple[dict[str, str], int]:
+    """Labels of `KEPT_LABELS`, and where the value begins."""
+    labels: dict[str, str] = {}
+    begin = BEFORE_LABELS.match(text)
+    if begin is None:
+        raise PageError(f"not a sample: {text[:120]!r}")
+    end = begin.end()
+    if begin[1] is None:
+        return labels, end
+    while match := LABEL.match(text, end):
+        if match[1] in KEPT_LABELS:
+            labels[match[1]] = match[3]
+        end = match.end()
+    close = AFTER_LABELS.match(text, end)
+    if close is None:
+        raise PageError(f"labels that cannot be read: {text[:120]!r}")
+    return labels, close.end()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import functools
 import json
 import socket
 import threading
 import time
+import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,14 +22,17 @@ from pydantic import SecretStr
 
 import wadiloco
 from diloco.phase import PhaseTeller
+from sidecar import doctor_probe
 from sidecar.app import create_app
 from sidecar.config import SidecarSettings
-from sidecar.doctor_probe import is_own_address, parse_date, resolve, skew
+from sidecar.doctor_probe import is_own_address, parse_date, resolve, skew, watch
+from sidecar.source.scrape import Scraper
+from sidecar.source.snapshot import ScrapeResult
 from sidecar.vllm_plugin.gate_writer import GateWriter
 from sidecar.vllm_plugin.records import SlotFlag
 from sidecar.vllm_plugin.step_ring import StepRing
 from tests.sidecar.conftest import FAST, Doctor
-from tests.sidecar.helpers import DEADLINE_S, Upstream, capture, edited, serving, without
+from tests.sidecar.helpers import DEADLINE_S, Upstream, capture, edited, good, parse, serving, without
 
 pytestmark = pytest.mark.usefixtures("root_logging")
 
@@ -297,9 +302,14 @@ def steering(connection: socket.socket) -> None:
     page_answer('vllm:num_requests_running{x="\x1b[2J[bold red]" \x1b]0;t\x07 z\n')(connection)
 
 
-def bomb(connection: socket.socket) -> None:
+@functools.cache
+def packed() -> bytes:
     packer = zlib.compressobj(wbits=31)
-    body = packer.compress(b"#" * (64 << 20)) + packer.flush()
+    return packer.compress(b"#" * (64 << 20)) + packer.flush()
+
+
+def bomb(connection: socket.socket) -> None:
+    body = packed()
     connection.recv(65536)
     head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
@@ -331,6 +341,48 @@ def test_a_hostile_server_gets_a_finding_and_no_more(
             assert "\x1b" not in printed.out
             assert "\x07" not in printed.out
     assert json.loads(printed.out)["findings"]
+
+
+def bomb_beside_a_good_page(connection: socket.socket) -> None:
+    if b"GET /metrics " in connection.recv(65536, socket.MSG_PEEK):
+        page_answer(capture("busy"))(connection)
+    else:
+        bomb(connection)
+
+
+def test_no_answer_is_unpacked(doctor: Doctor) -> None:
+    packed()  # within this process too, and before its memory is watched
+    with raw_server(bomb_beside_a_good_page) as port:
+        url = f"http://127.0.0.1:{port}"
+        tracemalloc.start()
+        found = doctor(url, "--sidecar", url)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert (found["reachable"]["status"], "version" in found) == ("ok", False)
+    assert "encoded as 'gzip', which was not asked for" in found["sidecar"]["message"]
+    assert peak_bytes < 16 << 20
+
+
+class SlowScraper(Scraper):
+    """Takes longer than the whole time of watching."""
+
+    def __init__(self) -> None:
+        self.num_scrapes = 0
+
+    async def scrape(self) -> ScrapeResult:
+        self.num_scrapes += 1
+        await asyncio.sleep(2 * WATCH_S)
+        return good(parse(capture("busy")))
+
+
+WATCH_S = 0.05
+
+
+def test_watching_ends_after_seconds_and_not_after_scrapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_probe, "SCRAPE_PERIOD_S", WATCH_S / 10)
+    scraper = SlowScraper()
+    results = asyncio.run(watch(scraper, watch_s=WATCH_S))
+    assert (len(results), scraper.num_scrapes) == (2, 2)
 
 
 @pytest.mark.parametrize("ahead_s", [-600.0, 600.0])

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from sidecar.config import SidecarSettings
+from sidecar.edge_alarm import MAX_PAIRS
 from sidecar.observer import Observer
 from sidecar.schema import EngineState, LoadSample
 from sidecar.source.ring import RingSource, overlay
@@ -260,6 +261,21 @@ def test_an_slo_between_edges_is_warned_of_once_per_objective_with_the_edges(cap
     assert caplog.text.count("histogram edges") == 2
     objectives = observer.slo_report(now_s=3.0).objectives
     assert [(o.metric, o.exact) for o in objectives] == [("e2e", False), ("ttft", True), ("tpot", False)]
+
+
+def test_edges_that_change_without_end_are_told_of_a_few_times(caplog: pytest.LogCaptureFixture) -> None:
+    observer = make_observer(slo="e2e:400ms,itl:60ms")
+    with caplog.at_level(logging.WARNING):
+        for number in range(6 * MAX_PAIRS):
+            # Twice each: there is no difference between pages of different edges.
+            page = capture("busy").replace('le="0.5"', f'le="0.5{number // 2:03}"')
+            observe(observer, page, t_s=1.0 + number)
+    told = [record.getMessage() for record in caplog.records]
+    assert [sum(objective in line for line in told) for objective in ("slo=e2e:400ms", "slo=itl:60ms")] == [
+        MAX_PAIRS + 1,
+        1,
+    ]
+    assert told[-1].startswith(f"slo=e2e:400ms was between {MAX_PAIRS} pairs of histogram edges: further ones are not")
 
 
 def test_an_slo_on_an_edge_is_exact() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from dataclasses import fields
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from sidecar.config import SidecarSettings
 from sidecar.observer import Observer
 from sidecar.source.page import MAX_COUNT, PageError
-from sidecar.source.parse import PageParser
+from sidecar.source.parse import MAX_LINE_BYTES, PageParser, PageTooLargeError, parse_sample
 from sidecar.source.signals import wanted_names
 from sidecar.source.snapshot import EngineSnapshot, Histogram
 from tests.sidecar.helpers import TEXT, capture, good, parse
@@ -107,7 +109,34 @@ def test_the_observer_makes_usable_samples_of_whatever_was_read(pages: list[tupl
             observer.calibration(sync_duration_s=5.0)
 
 
-@pytest.mark.parametrize("text", ['"', "{", "\\", '{a="', '{a="\\', '{a="b",' * 50])
-def test_a_line_of_nothing_but_delimiters_is_read_in_linear_time(text: str) -> None:
-    line = b"vllm:num_requests_running" + text.encode() * (60_000 // len(text)) + b"\n"
-    assert read(line) is None
+HOSTILE_HEADS = ("", " ", "{", '{a="', '{a="b"', "{a", '{"', "{ ", '{a="b",', '{a="b"} ')
+HOSTILE_RUNS = (*' \t1a"{}\\,=', " ,", '{a="', '{a="\\', '{a="b",', 'a="b",', 'a="b" ')
+READ_THEM = """
+import sys
+from sidecar.source import parse
+parse.MAX_LINE_BYTES = 1 << 20  # as long as the bound stands no line gets here
+for line in sys.stdin.buffer.read().split(b"\\n"):
+    try:
+        parse.parse_sample(line)
+    except parse.PageError:
+        pass
+"""
+
+
+@pytest.mark.timeout(60)
+def test_runs_of_anything_are_read_in_linear_time() -> None:
+    """160 lines of 64 KB: under a second where each takes linear time, one alone takes 16 s where it is quadratic."""
+    lines = [
+        f"vllm:num_requests_running{head}{run * (65_000 // len(run))}" for head in HOSTILE_HEADS for run in HOSTILE_RUNS
+    ]
+    page = "\n".join(lines).encode()
+    subprocess.run([sys.executable, "-c", READ_THEM], input=page, timeout=30, check=True)
+
+
+@pytest.mark.parametrize("run", HOSTILE_RUNS)
+def test_a_line_that_matters_has_a_bound(run: str) -> None:
+    line = f"vllm:num_requests_running{{{run * MAX_LINE_BYTES}"
+    with pytest.raises(PageTooLargeError):
+        parse_sample(line.encode())
+    with pytest.raises(PageTooLargeError):
+        parse(line + "\n")

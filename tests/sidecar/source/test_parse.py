@@ -278,6 +278,10 @@ def test_a_page_without_series_of_the_prefix_is_no_snapshot() -> None:
         'vllm:num_requests_running{engine="0" 2.0',
         'vllm:num_requests_running{engine="0"} two',
         'vllm:num_requests_running{engine="0"}',
+        'vllm:num_requests_running{engine="0"model="a"} 2.0',
+        "vllm:num_requests_running{engine=0} 2.0",
+        "vllm:num_requests_running{engine} 2.0",
+        "vllm:num_requests_running-2.0",
         'vllm:time_to_first_token_seconds_bucket{engine="0"} 2.0',
         'vllm:time_to_first_token_seconds_bucket{le="soon"} 2.0',
     ],
@@ -308,3 +312,17 @@ def test_an_engine_that_is_not_awake_is_asleep() -> None:
 def test_label_values_may_hold_braces_quotes_and_spaces() -> None:
     text = capture("busy").replace('model_name="tiny"', r'model_name="a} b \" {c"')
     assert parse(text) == parse(capture("busy"))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    ["{}", "{ }", ' {model_name="tiny",}', '{model_name = "tiny" , \t}', '{"model.name"="a}",model_name="\\\\"}', "\t"],
+)
+def test_labels_may_be_written_in_any_way_that_the_formats_allow(labels: str) -> None:
+    text = without(capture("busy"), "vllm:num_requests_running")
+    assert parse(f"{text}vllm:num_requests_running{labels} 7\n").running == 7
+
+
+def test_a_long_line_that_does_not_matter_is_passed_over() -> None:
+    text = f'vllm:lora_requests_info{{running_lora_adapters="{"a" * 100_000}"}} 1.0\n'
+    assert parse(text + capture("busy")) == parse(capture("busy"))

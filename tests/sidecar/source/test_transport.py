@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import ssl
 from pathlib import Path
 from typing import Any
@@ -145,11 +147,20 @@ def test_a_token_file_is_read_at_every_scrape(tmp_path: Path) -> None:
                     assert not broken or broken not in failed.detail
                     outcomes.append(failed.outcome)
                 path.unlink()
+                outcomes.append((await scraper.scrape()).outcome)
+                for make in (os.mkfifo, os.mkdir):
+                    make(path)
+                    failed = await scraper.scrape()
+                    assert f"{path}: not a regular file" in failed.detail
+                    outcomes.append(failed.outcome)
+                    path.rmdir() if path.is_dir() else path.unlink()
+                path.write_text("third")
                 return [*outcomes, (await scraper.scrape()).outcome]
 
     good, unauthorized = ScrapeOutcome.OK, ScrapeOutcome.UNAUTHORIZED
-    assert asyncio.run(main()) == [good, good, unauthorized, unauthorized, unauthorized, unauthorized]
-    assert ["first" in heads.pages[0], "second" in heads.pages[1], len(heads.pages)] == [True, True, 2]
+    assert asyncio.run(main()) == [good, good, *(unauthorized for _ in range(6)), good]
+    sent = [re.findall(r"Bearer (\w+)", head) for head in heads.pages]
+    assert sent == [["first"], ["second"], ["third"]]
 
 
 @pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden"])
