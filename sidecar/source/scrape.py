@@ -191,6 +191,9 @@ def _tls_remedy(reason: str) -> str:
         return "the server wants a client certificate: set --vllm-cert and --vllm-key"
     if "ALERT_UNKNOWN_CA" in reason or "CERTIFICATE" in reason:
         return "the server does not take the client certificate: set --vllm-cert to one of a CA that it trusts"
+    if "EOF" in reason or not reason:
+        # What a server that refuses the client's certificate leaves behind when its alert is lost.
+        return "set --vllm-cert and --vllm-key if the server asks for a certificate, else correct the scheme of --vllm"
     return remedy_of(ScrapeOutcome.TLS)
 
 
