@@ -27,6 +27,9 @@ from sidecar.forecast.percentile import Percentile
 
 BURST_PROBABILITY = 0.9
 PENALTIES = tuple(float(i) for i in range(len(ALPHAS)))
+SHORT_S, SHORT_SCALE = 5.0, 4.0
+"""Up to this horizon outcomes are many, and stiffer weights only shed noise: at 5 s, 0.007 of area under the curve on
+drifting near-Poisson traffic, and nothing lost on bursts. At 15 s the same would cost 0.04 on recorded bursts."""
 SEASONAL_PENALTY = 1.0
 DISCOUNT = 0.9999
 """Per tick: about the last three hours at one tick per second."""
@@ -61,7 +64,8 @@ class BurstTrack:
         self.horizon_s = horizon_s
         self.cadence = Cadence(horizon_s, tick_s=tick_s, per_horizon=PER_HORIZON)
         self._discount = self.cadence.discount(DISCOUNT)
-        self.blend = Blend(PENALTIES, discount=self._discount, overlap=self.cadence.overlap, own_means=True)
+        self.penalties = tuple(p * (SHORT_SCALE if horizon_s <= SHORT_S else 1.0) for p in PENALTIES)
+        self.blend = Blend(self.penalties, discount=self._discount, overlap=self.cadence.overlap, own_means=True)
         self.level = Percentile(BURST_PROBABILITY, discount=self._discount)
         self.pending: deque[Pending] = deque(maxlen=MAX_PENDING)
         self.num_outcomes = 0
@@ -84,7 +88,8 @@ class BurstTrack:
         """Begin a sum at ``now_s``, when ``arrivals`` had come in all."""
         self.cadence.take_turn(now_s)
         if len(roots) != len(self.blend.weights):
-            self.blend.resize(PENALTIES if len(roots) == len(PENALTIES) else (*PENALTIES, SEASONAL_PENALTY))
+            known = self.penalties if len(roots) == len(PENALTIES) else (*self.penalties, SEASONAL_PENALTY)
+            self.blend.resize(known)
         self.pending.append(Pending(now_s + self.horizon_s, arrivals, roots, self.blend.average(roots)))
 
     def learn(self, pending: Pending, arrivals: float) -> None:

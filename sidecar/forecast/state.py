@@ -13,7 +13,6 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from sidecar.forecast.blend import Blend
-from sidecar.forecast.burst import PENALTIES as BURST_PENALTIES
 from sidecar.forecast.burst import SEASONAL_PENALTY, BurstTrack
 from sidecar.forecast.experts import ALPHAS, PENALTIES, SEASONALS, Experts
 from sidecar.forecast.percentile import NUM_BUCKETS
@@ -186,7 +185,7 @@ def load_burst(state: BurstState, tracks: Sequence[BurstTrack], *, tick_s: float
             raise ValueError("counts are not those of a percentile")
     for track, saved in zip(tracks, state.tracks, strict=True):
         if len(saved.blend.sxx) > len(ALPHAS):
-            track.blend.resize((*BURST_PENALTIES, SEASONAL_PENALTY))
+            track.blend.resize((*track.penalties, SEASONAL_PENALTY))
         saved.blend.load(track.blend)
         track.level.load(saved.counts)
         track.num_outcomes = saved.num_outcomes
