@@ -148,8 +148,9 @@ def recorded(duration_s: float, seed: int) -> list[float]:
     path = azure_path()
     trace = read_trace(path if path.is_file() else ROOT / "replay" / "data" / "bursty.jsonl")
     scale = BURSTS_MEAN_PER_S * trace.duration_s / len(trace.requests)
-    longest_s = trace.duration_s / scale - duration_s
-    start_s = random.Random(seed).uniform(0.0, max(longest_s, 0.0))
+    # Around one of its requests: a recorded trace has long silences.
+    middle_s = random.Random(seed).choice(trace.requests).arrival_s / scale
+    start_s = max(0.0, middle_s - duration_s / 2)
     piece = slice_trace(trace, start_s=start_s, duration_s=duration_s, rate_scale=scale)
     return [request.arrival_s for request in piece.requests]
 
