@@ -181,7 +181,7 @@ class Worker:
     def _take_step(self) -> None:
         """One inner step, unless an order comes while it waits for the gate: then its batch is taken again."""
         started_s = time.perf_counter()
-        waited_s = self._waited_s()
+        waited_s = self._waited().total_s
         try:
             if self._safepoint is not None:
                 self._safepoint.start_step()
@@ -194,14 +194,11 @@ class Worker:
                 self._safepoint.end_step()
         self._recent_s.append(time.perf_counter() - started_s)
         self._step_times_s.append(self._recent_s[-1])
-        self._running_s.append(self._recent_s[-1] - (self._waited_s() - waited_s))
+        self._running_s.append(self._recent_s[-1] - (self._waited().total_s - waited_s))
         num_tokens = self._batch[:, 1:].numel() if applied else 0
         self._batch = None
         self._tokens += num_tokens
         self._island.count_step(num_tokens)
-
-    def _waited_s(self) -> float:
-        return self._safepoint.yielded.total_s if self._safepoint is not None else 0.0
 
     def _synchronize(self, command: SyncCommand) -> None:
         started_s = time.time()
@@ -226,7 +223,7 @@ class Worker:
         return future.result() if wait([future], timeout=ABANDON_S).done else None
 
     def _waited(self) -> Waited:
-        """What the safepoint's account says, for the thread that tells it."""
+        """What the safepoint's account says."""
         if self._safepoint is None:
             return Waited()
         yielded = self._safepoint.yielded

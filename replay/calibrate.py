@@ -22,7 +22,7 @@ from service.files import check_replaceable
 from service.log import configure_logging
 from service.settings import Settings, load_settings
 from sidecar.calibration_file import CalibrationFile, CalibrationSource, write_calibration
-from sidecar.calibrator import LOAD_EDGES, Calibrator, Phase
+from sidecar.calibrator import BINS, Calibrator, Phase
 from sidecar.learned import load_learned, objective_text
 from sidecar.slo import Slo, parse_slo
 
@@ -208,7 +208,7 @@ def as_document(content: CalibrationFile, calibrator: Calibrator, path: Path) ->
         "phases": {
             phase.value: [
                 {"load_from": low, "load_below": high, **estimate._asdict()}
-                for (low, high), estimate in zip(bins(), calibrator.curve(phase), strict=True)
+                for (low, high), estimate in zip(BINS, calibrator.curve(phase), strict=True)
             ]
             for phase in Phase
         },
@@ -216,14 +216,10 @@ def as_document(content: CalibrationFile, calibrator: Calibrator, path: Path) ->
     }
 
 
-def bins() -> list[tuple[float, float | None]]:
-    """From and below of each bin of load."""
-    return list(zip((0.0, *LOAD_EDGES), (*LOAD_EDGES, None), strict=True))
-
-
 def show(content: CalibrationFile, calibrator: Calibrator, path: Path, console: Console) -> None:
     """A table per phase, up to the highest load that any phase has seen."""
-    seen = [i for i in range(len(bins())) if any(calibrator.curve(phase)[i].requests > 0 for phase in Phase)]
+    curves = {phase: calibrator.curve(phase) for phase in Phase}
+    seen = [i for i in range(len(BINS)) if any(curve[i].requests > 0 for curve in curves.values())]
     for phase in Phase:
         num = calibrator.num_requests(phase)
         table = Table(
@@ -234,7 +230,7 @@ def show(content: CalibrationFile, calibrator: Calibrator, path: Path, console: 
         )
         for name in ("load", "requests", "P(violation)", "90 % interval"):
             table.add_column(name, justify="right")
-        for (low, high), estimate in list(zip(bins(), calibrator.curve(phase), strict=True))[: max(seen) + 1]:
+        for (low, high), estimate in list(zip(BINS, curves[phase], strict=True))[: max(seen) + 1]:
             table.add_row(
                 f"{low:g}+" if high is None else f"{low:g} to <{high:g}",
                 f"{estimate.requests:.0f}",

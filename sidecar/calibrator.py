@@ -30,7 +30,9 @@ from sidecar.forecast.state import Document
 
 LOAD_EDGES = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 256.0)
 """Bin i holds the loads from edge i-1 up to under edge i: an idle engine has a bin of its own."""
-NUM_BINS = len(LOAD_EDGES) + 1
+BINS: tuple[tuple[float, float | None], ...] = tuple(zip((0.0, *LOAD_EDGES), (*LOAD_EDGES, None), strict=True))
+"""From and below of each bin; the last one has no upper end."""
+NUM_BINS = len(BINS)
 PRIOR_REQUESTS = 20.0
 """So many requests in a bin weigh as much as the prior."""
 PRIOR_VIOLATIONS, PRIOR_OVERALL = 0.5, 10.0

@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 
-from sidecar.calibrator import LOAD_EDGES, Calibrator, LoadForecast, Phase
+from sidecar.calibrator import BINS, Calibrator, LoadForecast, Phase
 from sidecar.config import SidecarSettings
 from sidecar.edge_alarm import EdgeAlarm
 from sidecar.forecast import HORIZONS_S, BurstForecaster, SmoothingForecaster
@@ -173,17 +173,16 @@ class Observer:
         return self._accounts.report(now_s=now_s)
 
     def _calibration_bins(self, phase: Phase) -> tuple[CalibrationBin, ...]:
-        edges = (0.0, *LOAD_EDGES, None)
         return tuple(
             CalibrationBin(
-                load_from=edges[i] or 0.0,
-                load_below=edges[i + 1],
+                load_from=low,
+                load_below=high,
                 probability=estimate.probability,
                 low=estimate.low,
                 high=estimate.high,
                 requests=estimate.requests,
             )
-            for i, estimate in enumerate(self.calibrator.curve(phase))
+            for (low, high), estimate in zip(BINS, self.calibrator.curve(phase), strict=True)
         )
 
     def _loads_ahead(self) -> list[LoadForecast]:

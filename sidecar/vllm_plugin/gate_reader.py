@@ -185,11 +185,12 @@ def judge(slots: Iterable[Slot], now_ns: int, *, is_dead: Callable[[Identity], b
     for slot in slots:
         age_ns = now_ns - slot.heartbeat_ns
         (living if -AHEAD_NS < age_ns <= ALIVE_NS else silent).append(slot)
-    kinds = {(slot.flags & LOAD_FLAGS, slot.engine) for slot in living}
 
     def is_replaced(slot: Slot) -> bool:
         is_recent = -AHEAD_NS < now_ns - slot.heartbeat_ns <= REPLACED_NS  # one from the future is of another boot
-        return not is_recent and (slot.flags & LOAD_FLAGS, slot.engine) in kinds and is_foreign(_owner(slot))
+        kind = slot.flags & LOAD_FLAGS, slot.engine
+        has_successor = any((other.flags & LOAD_FLAGS, other.engine) == kind for other in living)
+        return not is_recent and has_successor and is_foreign(slot.owner)
 
     ingress = [slot for slot in living if slot.flags & SlotFlag.INGRESS]
     engines = _newest_per_engine(slot for slot in living if slot.flags & SlotFlag.ENGINE)
@@ -219,7 +220,7 @@ def judge(slots: Iterable[Slot], now_ns: int, *, is_dead: Callable[[Identity], b
         reason = GateReason.IN_FLIGHT
     elif counts.running or counts.waiting:
         reason = GateReason.ENGINE if exact else GateReason.SCRAPED
-    elif any(slot.flags & LOAD_FLAGS and not is_dead(_owner(slot)) and not is_replaced(slot) for slot in silent):
+    elif any(slot.flags & LOAD_FLAGS and not is_dead(slot.owner) and not is_replaced(slot) for slot in silent):
         reason = GateReason.WRITER_SILENT
     else:
         reason = GateReason.NO_WRITER if source is None else GateReason.IDLE
@@ -243,10 +244,6 @@ def _newest_per_engine(slots: Iterable[Slot]) -> list[Slot]:
         if known is None or slot.changed_ns > known.changed_ns:
             newest[slot.engine] = slot
     return list(newest.values())
-
-
-def _owner(slot: Slot) -> Identity:
-    return Identity(slot.pid, slot.start_ticks, slot.pid_namespace)
 
 
 def _fraction(value: float) -> float:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .files import open_regular
-from .identity import Identity, is_known_dead, make_directory, own_identity
+from .identity import is_known_dead, make_directory, own_identity
 from .log import plugin_logger
 from .records import (
     EMPTY_SLOT,
@@ -208,7 +208,7 @@ class GateWriter:
         raise GateError(f"all {NUM_SLOTS} slots are taken")
 
     def _is_left_behind(self, slot: Slot | None, key: tuple[int, int, int, int]) -> bool:
-        if slot is None or key in _held or _owner(slot) != self._identity:
+        if slot is None or key in _held or slot.owner != self._identity:
             return False
         return (slot.flags & KINDS, slot.engine) == (self._flags & KINDS, self._engine)
 
@@ -317,8 +317,4 @@ def _read_slots(fd: int) -> list[Slot | None]:
 
 
 def _is_abandoned(slot: Slot) -> bool:
-    return is_known_dead(_owner(slot)) or time.monotonic_ns() - slot.heartbeat_ns > ABANDONED_NS
-
-
-def _owner(slot: Slot) -> Identity:
-    return Identity(slot.pid, slot.start_ticks, slot.pid_namespace)
+    return is_known_dead(slot.owner) or time.monotonic_ns() - slot.heartbeat_ns > ABANDONED_NS

@@ -17,6 +17,8 @@ import zlib
 from dataclasses import astuple, dataclass
 from typing import Final, NamedTuple
 
+from .identity import Identity
+
 GATE_FILE = "gate"
 SLOT_BYTES = 64
 NUM_SLOTS = 31
@@ -92,6 +94,11 @@ class Slot:
     """Start time of the process as the kernel counts it: process ids are used again. 0 is unknown."""
     pid_namespace: int = 0
     """Process ids mean something only to processes of the same namespace. 0 is unknown."""
+
+    @property
+    def owner(self) -> Identity:
+        """The process that writes it."""
+        return Identity(self.pid, self.start_ticks, self.pid_namespace)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
