@@ -182,6 +182,10 @@ class DecisionRecord(Wire):
     slots: tuple[int, ...]
     terms: dict[str, float]
     """Every term of the score or rule, by name."""
+    slot: int | None = None
+    """The island that it is about; None when it is about all of them together."""
+    shadow: bool = False
+    """Whether it was only noted down: the decision of a policy that runs beside the one in force."""
 
 
 class DecisionPage(Wire):

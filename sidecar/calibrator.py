@@ -133,6 +133,10 @@ class Calibrator:
             costs.append(SyncCost(ahead.start_s, ahead.arrivals_per_s * duration_s * excess))
         return costs
 
+    def sync_cost(self, load: LoadForecast, *, duration_s: float) -> float:
+        """`sync_costs` of one start time, foreseen or past."""
+        return self.sync_costs([load], duration_s=duration_s)[0].violations
+
     def export(self) -> CalibratorState:
         return CalibratorState(
             edges=list(LOAD_EDGES),

@@ -126,7 +126,7 @@ class Observer:
             phases={phase: self._calibration_bins(phase) for phase in Phase},
             sync_costs=tuple(
                 SyncCostPoint(start_s=cost.start_s, violations=cost.violations)
-                for cost in self.calibrator.sync_costs(self._loads_ahead(), duration_s=sync_duration_s)
+                for cost in self.calibrator.sync_costs(self._loads_ahead(self.predict()), duration_s=sync_duration_s)
             ),
         )
 
@@ -185,9 +185,9 @@ class Observer:
             for (low, high), estimate in zip(BINS, self.calibrator.curve(phase), strict=True)
         )
 
-    def _loads_ahead(self) -> list[LoadForecast]:
+    def _loads_ahead(self, forecast: Iterable[ForecastPoint]) -> list[LoadForecast]:
         """Load now and at each horizon; empty when one of the forecasts is unknown."""
-        points = [point for point in self.predict() if point.running is not None]
+        points = [point for point in forecast if point.running is not None]
         if not points or self.snapshot is None or self.snapshot.in_engine is None:
             return []
         now = LoadForecast(0.0, points[0].arrivals_per_s, self.snapshot.in_engine)
@@ -273,7 +273,18 @@ class Observer:
             ),
             trainer_phase=phase and phase.value,
             forecast=forecast,
+            sync_cost_per_s=self._past_sync_cost_per_s(page, interval),
+            sync_costs_ahead=tuple(
+                SyncCostPoint(start_s=cost.start_s, violations=cost.violations)
+                for cost in self.calibrator.sync_costs(self._loads_ahead(forecast), duration_s=1.0)
+            ),
         )
+
+    def _past_sync_cost_per_s(self, page: EngineSnapshot | None, interval: Interval | None) -> float | None:
+        if page is None or page.in_engine is None or interval is None or interval.arrivals is None:
+            return None
+        load = LoadForecast(0.0, interval.arrivals / interval.length_s, page.in_engine)
+        return self.calibrator.sync_cost(load, duration_s=1.0)
 
     def _predict_point(self, horizon_s: float) -> ForecastPoint | None:
         arrivals = self._arrivals.predict(horizon_s)

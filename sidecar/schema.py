@@ -60,6 +60,13 @@ class ForecastPoint(Wire):
     """The burst level: the 90th percentile of the arrivals in ``horizon_s`` seconds, over the past."""
 
 
+class SyncCostPoint(Wire):
+    start_s: NonNegative = Field(examples=[5.0])
+    """Seconds from now at which the sync would start."""
+    violations: NonNegative = Field(examples=[0.8])
+    """Expected violations that the sync adds."""
+
+
 class LoadSample(Wire):
     """One observation of one server: the difference of two scrapes, and the forecast made from all before."""
 
@@ -100,6 +107,12 @@ class LoadSample(Wire):
     """What the trainers beside the server did in the interval, the strongest of sync, inner and none; None without a
     gate, through which they tell."""
     forecast: tuple[ForecastPoint, ...] = ()
+    sync_cost_per_s: NonNegative | None = None
+    """Violations per second that a sync would have added in the interval: its arrivals per second times what a sync adds
+    to P(violation) at its load, as learned so far. None where the interval's arrivals or load are unknown."""
+    sync_costs_ahead: tuple[SyncCostPoint, ...] = ()
+    """The same for the time to come: expected violations of a sync of one second by when it would start, from now to a
+    minute ahead; empty while there is no forecast."""
 
 
 class TrainerStatus(Wire):
@@ -193,13 +206,6 @@ class CalibrationBin(Wire):
     """90 % interval."""
     requests: NonNegative = Field(examples=[180.0])
     """Requests that were observed in this bin; 0 when the estimate is all borrowed from prior and neighbours."""
-
-
-class SyncCostPoint(Wire):
-    start_s: NonNegative = Field(examples=[5.0])
-    """Seconds from now at which the sync would start."""
-    violations: NonNegative = Field(examples=[0.8])
-    """Expected violations that the sync adds."""
 
 
 class Calibration(Wire):

@@ -16,8 +16,14 @@ WADILOCO = (sys.executable, "-m", "wadiloco")
 POLL_S = 0.05
 
 
-def eventually(probe: Callable[[], T | None], *, deadline_s: float = 30.0, what: str = "condition") -> T:
-    """The first truthy result of ``probe()``; connection errors count as not yet."""
+def eventually(
+    probe: Callable[[], T | None],
+    *,
+    deadline_s: float = 30.0,
+    what: str = "condition",
+    seen: Callable[[], object] | None = None,
+) -> T:
+    """The first truthy result of ``probe()``; connection errors count as not yet. ``seen`` says what was instead."""
     deadline = time.monotonic() + deadline_s
     error: Exception | None = None
     while time.monotonic() < deadline:
@@ -28,7 +34,8 @@ def eventually(probe: Callable[[], T | None], *, deadline_s: float = 30.0, what:
         if result:
             return result
         time.sleep(POLL_S)
-    raise AssertionError(f"{what} did not come true within {deadline_s:.0f} s (last error: {error})")
+    instead = "" if seen is None else f", but {seen()}"
+    raise AssertionError(f"{what} did not come true within {deadline_s:.0f} s{instead} (last error: {error})")
 
 
 def descendants_of(pid: int) -> set[int]:

@@ -139,7 +139,8 @@ class LiveServer:
         return eventually(
             lambda: state if (state := self.state()).reason is reason else None,
             deadline_s=deadline_s,
-            what=f"{reason}, not {self.state()}",
+            what=f"state {reason}",
+            seen=self.state,
         )
 
     def rests(self) -> GateState:
@@ -191,7 +192,7 @@ class LiveServer:
                 connection = socket.create_connection(("127.0.0.1", self.port), timeout=30)
                 connections.enter_context(connection)
                 connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + content)
-            eventually(lambda: self.state().running == count, what=f"{count} running requests")
+            eventually(lambda: self.state().running == count, what=f"{count} running requests", seen=self.slots)
             yield
 
 

@@ -69,7 +69,7 @@ def test_a_sleeping_server_is_asleep_and_what_comes_meanwhile_closes_its_gate(
         sample = sidecar.becomes(EngineState.SLEEPING).sample
         assert sample is not None
         assert (sample.pressure_frac, sample.forecast) == (None, ())
-    assert server.state().reason is GateReason.IDLE
+    server.becomes(GateReason.IDLE)
     with server.asking() as answer:
         server.becomes(GateReason.IN_FLIGHT)
         assert exact.becomes(EngineState.SLEEPING).sample

@@ -80,7 +80,7 @@ def test_engines_that_never_stepped_are_idle_although_the_page_lacks_their_gauge
         assert sample is not None
         assert sample.waiting == 0
         assert sample.pressure_frac is not None
-    assert layout.server.state().reason is GateReason.IDLE
+    layout.server.becomes(GateReason.IDLE)
 
 
 def test_requests_of_either_engine_close_the_gate_and_it_opens_after(layout: Layout) -> None:
@@ -102,8 +102,8 @@ def test_loads_of_all_engines_add_up_and_kv_usage_does_not(layout: Layout) -> No
     server = layout.server
     server.rests()
     with server.unfinished(count=NUM_LONG):
-        state = server.state()
-        assert (state.in_flight, state.running, state.reason) == (NUM_LONG, NUM_LONG, GateReason.IN_FLIGHT)
+        state = server.becomes(GateReason.IN_FLIGHT)
+        assert (state.in_flight, state.running) == (NUM_LONG, NUM_LONG)
         in_flight = [slot.in_flight for slot in server.slots() if slot.flags == SlotFlag.INGRESS]
         assert (len(in_flight), sum(in_flight), min(in_flight) > 0) == (NUM_API_SERVERS, NUM_LONG, True)
         # An engine's gauges move with its next step, and reach the page through either API server.
@@ -148,8 +148,8 @@ def test_an_api_server_that_hangs_closes_the_gate_and_brings_no_leap_when_it_is_
     with stopped(hung):
         assert server.becomes(GateReason.WRITER_SILENT).busy
         eventually(lambda: dropped(layout, since_s=began_s), what="an interval dropped")
+        woken_s = time.time()
     server.becomes(GateReason.IDLE)
-    woken_s = time.time()
     eventually(lambda: dropped(layout, since_s=woken_s), what="an interval dropped")
     eventually(lambda: [s for s in samples(layout, since_s=woken_s) if s.interval_s is not None], what="an interval")
     counted = [s.finished for s in samples(layout, since_s=began_s) if s.finished is not None]

@@ -53,6 +53,17 @@ def test_the_second_page_has_differences_and_a_forecast() -> None:
     assert sample.forecast[0].running is not None
 
 
+def test_a_sample_says_what_a_sync_would_have_cost_and_what_it_will() -> None:
+    observer = make_observer()
+    first = observe(observer, capture("busy"), t_s=1.0)
+    assert (first.sync_cost_per_s, first.sync_costs_ahead) == (None, ())
+    sample = observe(observer, capture("busy-1s-later"), t_s=2.0)
+    ahead = observer.calibration(sync_duration_s=1.0).sync_costs
+    assert sample.sync_costs_ahead == ahead
+    assert [cost.start_s for cost in ahead] == [0, 1, 2, 5, 10, 15, 30, 60]
+    assert sample.sync_cost_per_s == pytest.approx(ahead[0].violations)
+
+
 def test_a_restart_drops_the_interval_and_keeps_the_forecaster() -> None:
     observer = make_observer()
     observe(observer, capture("busy"), t_s=1.0)
