@@ -108,7 +108,7 @@ class LoadSample(Wire):
     gate, through which they tell."""
     forecast: tuple[ForecastPoint, ...] = ()
     sync_cost_per_s: NonNegative | None = None
-    """Violations per second that a sync would have added in the interval: its arrivals per second times what a sync adds
+    """Violations per second that a sync would have added in the interval: arrivals per second times what a sync adds
     to P(violation) at its load, as learned so far. None where the interval's arrivals or load are unknown."""
     sync_costs_ahead: tuple[SyncCostPoint, ...] = ()
     """The same for the time to come: expected violations of a sync of one second by when it would start, from now to a
