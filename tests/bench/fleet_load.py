@@ -1,0 +1,283 @@
+"""A fleet as the controller sees it: relays that push samples, islands that beat and poll, over bare HTTP/1.1.
+
+Bodies are put together from bytes, so that a thousand islands and ten thousand sidecars cost the machine little and
+the controller is what is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+HORIZONS_S = (1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0)
+PUSH_PERIOD_S = 1.0
+POLL_S = 20.0
+ANSWER_DEADLINE_S = 60.0
+RECONNECT_S = 0.2
+
+
+class Connection:
+    """One keep-alive connection."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        """Status and body of the answer.
+
+        Raises:
+            OSError: no connection, or it broke.
+            TimeoutError: no answer in time.
+        """
+        async with asyncio.timeout(ANSWER_DEADLINE_S):
+            if self._writer is None:
+                self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
+            assert self._reader is not None
+            head = f"{method} {path} HTTP/1.1\r\nHost: c\r\nContent-Length: {len(body)}\r\n"
+            kind = "Content-Type: application/json\r\n" if body else ""
+            try:
+                self._writer.write(f"{head}{kind}\r\n".encode() + body)
+                await self._writer.drain()
+                return await self._answer(self._reader)
+            except (OSError, asyncio.IncompleteReadError, TimeoutError):
+                self.close()
+                raise
+
+    async def _answer(self, reader: asyncio.StreamReader) -> tuple[int, bytes]:
+        head = await reader.readuntil(b"\r\n\r\n")
+        lines = head.split(b"\r\n")
+        length = next((int(line[15:]) for line in lines if line.lower().startswith(b"content-length:")), 0)
+        return int(lines[0].split()[1]), await reader.readexactly(length) if length else b""
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._reader = self._writer = None
+
+
+@dataclass(slots=True)
+class Seen:
+    """What came back."""
+
+    samples_sent: int = 0
+    samples_accepted: int = 0
+    pushes_failed: int = 0
+    push_s: list[float] = field(default_factory=list)
+    beats: int = 0
+    beats_failed: int = 0
+    directive_s: list[float] = field(default_factory=list)
+    """From the decision's time to the moment at which the island had the directive."""
+    polls_failed: int = 0
+    syncs: int = 0
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
+
+
+def sample_bodies(first: int, count: int, rng: random.Random) -> list[tuple[bytes, bytes]]:
+    """Per server what stands before and after the time of its sample, with all that a sidecar says."""
+    return [_split(_sample(number, rng)) for number in range(first, first + count)]
+
+
+def _sample(number: int, rng: random.Random) -> dict[str, Any]:
+    rate = rng.uniform(0.0, 8.0)
+    points = [
+        {
+            "horizon_s": horizon_s,
+            "arrivals_per_s": round(rate, 4),
+            "arrivals_per_s_q10": 0.0,
+            "arrivals_per_s_q50": round(rate * 0.8, 4),
+            "arrivals_per_s_q90": round(rate * 2, 4),
+            "running": round(rate * 0.5, 4),
+            "running_q90": round(rate, 4),
+            "method": "simple",
+            "burst_probability": 0.1,
+            "burst_arrivals": round(rate * 2 * horizon_s, 2),
+        }
+        for horizon_s in HORIZONS_S
+    ]
+    costs = [{"start_s": start_s, "violations": round(rate * 0.05, 5)} for start_s in (0.0, *HORIZONS_S)]
+    return {
+        "server_id": f"vllm-{number:05d}",
+        "node": f"host-{number:05d}",
+        "t_s": -1.0,
+        "interval_s": 1.0,
+        "state": "ready",
+        "running": round(rate / 2),
+        "waiting": 0,
+        "kv_usage_frac": 0.2,
+        "arrivals": round(rate),
+        "finished": round(rate),
+        "prompt_tokens": 400,
+        "generation_tokens": 90,
+        "preemptions": 0,
+        "ttft_mean_s": 0.05,
+        "itl_mean_s": 0.01,
+        "e2e_mean_s": 0.4,
+        "slo_requests": round(rate),
+        "slo_violations": 0,
+        "slo_violations_upper": 0,
+        "pressure_frac": round(rate / 8, 4),
+        "trainer_phase": "inner",
+        "forecast": points,
+        "sync_cost_per_s": round(rate * 0.05, 5),
+        "sync_costs_ahead": costs,
+    }
+
+
+def _split(body: dict[str, Any]) -> tuple[bytes, bytes]:
+    before, _, after = json.dumps(body).encode().partition(b'"t_s": -1.0')
+    return before + b'"t_s": ', after
+
+
+async def relay(connection: Connection, bodies: list[tuple[bytes, bytes]], seen: Seen, end_s: float) -> None:
+    """Push one sample of each server per second; what was not answered is sent again, as a sidecar would."""
+    due_s = time.monotonic() + random.uniform(0, PUSH_PERIOD_S)
+    while due_s < end_s:
+        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+        stamp = f"{time.time():.6f}".encode()
+        body = b'{"samples": [' + b", ".join(before + stamp + after for before, after in bodies) + b"]}"
+        seen.samples_sent += len(bodies)
+        seen.samples_accepted += await _push(connection, body, seen, end_s)
+        due_s = max(due_s + PUSH_PERIOD_S, time.monotonic())
+
+
+async def _push(connection: Connection, body: bytes, seen: Seen, end_s: float) -> int:
+    while True:
+        began_s = time.monotonic()
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
+            status, answer = await connection.ask("POST", "/v1/samples", body)
+            if status == 200:
+                seen.push_s.append(time.monotonic() - began_s)
+                return int(json.loads(answer)["accepted"])
+        seen.pushes_failed += 1
+        if time.monotonic() > end_s + ANSWER_DEADLINE_S:
+            return 0
+        await asyncio.sleep(RECONNECT_S)
+
+
+@dataclass(slots=True)
+class Island:
+    """One agent: registers, beats, polls, and reports each sync that it is told to do as done at once."""
+
+    number: int
+    server: int
+    host: str
+    port: int
+    steps_per_s: float = 4.0
+    epoch: int = 0
+    seq: int = 0
+    beat_s: float = 1.0
+    step: int = 0
+    since: int = 0
+    version: int = 0
+    reports: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"island-{self.number:04d}"
+
+    async def join(self, connection: Connection) -> None:
+        body = {
+            "agent_id": self.name,
+            "instance": "bench",
+            "node": f"host-{self.server:05d}",
+            "server_id": f"vllm-{self.server:05d}",
+            "slot": self.number,
+        }
+        status, answer = await connection.ask("POST", "/v1/agents", json.dumps(body).encode())
+        assert status == 200, answer
+        lease = json.loads(answer)
+        self.epoch, self.seq, self.beat_s = lease["epoch"], lease["directive_seq"], lease["heartbeat_interval_s"]
+
+    async def beat_until(self, connection: Connection, seen: Seen, end_s: float) -> None:
+        due_s = time.monotonic() + random.uniform(0, self.beat_s)
+        while due_s < end_s:
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            await self._beat(connection, seen)
+            due_s = max(due_s + self.beat_s, time.monotonic())
+
+    async def _beat(self, connection: Connection, seen: Seen) -> None:
+        grown = round(self.steps_per_s * self.beat_s)
+        self.step, self.since = self.step + grown, self.since + grown
+        reports, self.reports = self.reports, []
+        body = {
+            "instance": "bench",
+            "epoch": self.epoch,
+            "t_s": time.time(),
+            "progress": {
+                "phase": "inner",
+                "step": self.step,
+                "inner_steps_since_sync": self.since,
+                "tokens": self.step * 1024,
+                "tokens_since_sync": self.since * 1024,
+                "loss": 3.0,
+                "loss_at_sync": 3.1,
+                "step_time_s": 1 / self.steps_per_s,
+                "round": self.version,
+            },
+            "syncs": reports,
+        }
+        try:
+            path = f"/v1/agents/{self.name}/heartbeat"
+            status, answer = await connection.ask("POST", path, json.dumps(body).encode())
+        except (OSError, asyncio.IncompleteReadError, TimeoutError):
+            seen.beats_failed += 1
+            self.reports = reports + self.reports
+            return
+        if status == 200:
+            seen.beats += 1
+            self.epoch = json.loads(answer)["epoch"]
+        else:
+            seen.beats_failed += 1
+
+    async def poll_until(self, connection: Connection, seen: Seen, end_s: float) -> None:
+        while (left_s := end_s - time.monotonic()) > 0:
+            wait_s = max(0.1, min(POLL_S, left_s))
+            query = f"instance=bench&after={self.seq}&wait_s={wait_s:.1f}"
+            try:
+                status, answer = await connection.ask("GET", f"/v1/agents/{self.name}/directives?{query}")
+            except (OSError, asyncio.IncompleteReadError, TimeoutError):
+                seen.polls_failed += 1
+                await asyncio.sleep(RECONNECT_S)
+                continue
+            at_s = time.time()
+            if status != 200:
+                seen.polls_failed += 1
+                await asyncio.sleep(RECONNECT_S)
+                continue
+            found = json.loads(answer)
+            self.seq = found["seq"]
+            for directive in found["directives"]:
+                seen.directive_s.append(at_s - directive["t_s"])
+                if directive["kind"] == "sync":
+                    self._sync(directive, at_s, seen)
+
+    def _sync(self, directive: dict[str, Any], at_s: float, seen: Seen) -> None:
+        seen.syncs += 1
+        self.reports.append(
+            {
+                "round": directive["round"],
+                "outcome": "applied",
+                "started_s": at_s,
+                "pushed_s": at_s + 0.01,
+                "finished_s": at_s + 0.02,
+                "bytes_pushed": 1 << 20,
+                "bytes_pulled": 1 << 20,
+                "inner_steps": self.since,
+                "tokens": self.since * 1024,
+            }
+        )
+        self.since = 0
+        self.version = max(self.version, directive["round"] + 1)
