@@ -14,11 +14,13 @@ from diloco.schema import Progress, Slot, SyncReport
 from service.wire import Order, Wire
 from sidecar.schema import LoadSample, Name
 
+MAX_BATCH_SAMPLES = 20_000
+
 
 class SampleBatch(Wire):
     """``POST /v1/samples``. Samples are judged one by one: a bad one is refused with a reason, the others count."""
 
-    samples: list[Any] = Field(max_length=20_000)
+    samples: list[Any] = Field(max_length=MAX_BATCH_SAMPLES)
     """`sidecar.schema.LoadSample` objects."""
 
 

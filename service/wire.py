@@ -7,10 +7,17 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, model_validator
 
 
-class Wire(BaseModel):
-    """A message between processes. Unknown fields are ignored so that a fleet can be upgraded one process at a time."""
+class Record(BaseModel):
+    """A part of a message, without free text (bounded text is checked by its bounds).
+
+    A large fleet sends a quarter of a million such parts per second: without a check in Python they cost half.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class Wire(Record):
+    """A message between processes. Unknown fields are ignored so that a fleet can be upgraded one process at a time."""
 
     @model_validator(mode="after")
     def _check_text(self) -> Self:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from service.wire import Order, Wire
+from service.wire import Order, Record, Wire
 
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -38,7 +38,7 @@ class EngineState(StrEnum):
     """Refuses connections after it was READY."""
 
 
-class ForecastPoint(Wire):
+class ForecastPoint(Record):
     """Forecast for the interval that ends ``horizon_s`` from now."""
 
     horizon_s: float = Field(gt=0, examples=[5.0])
@@ -50,7 +50,7 @@ class ForecastPoint(Wire):
     running: NonNegative | None = Field(default=None, examples=[4.1])
     """Expected number of requests in the engine (running and waiting)."""
     running_q90: NonNegative | None = Field(default=None, examples=[9.0])
-    method: str | None = Field(default=None, examples=["simple"])
+    method: str | None = Field(default=None, max_length=64, examples=["simple"])
     """The kind of model that counts most for the arrivals at this horizon: ``simple``, ``holt``, ``damped_holt`` or
     ``holt_winters``."""
     burst_probability: Fraction | None = Field(default=None, examples=[0.12])
@@ -60,7 +60,7 @@ class ForecastPoint(Wire):
     """The burst level: the 90th percentile of the arrivals in ``horizon_s`` seconds, over the past."""
 
 
-class SyncCostPoint(Wire):
+class SyncCostPoint(Record):
     start_s: NonNegative = Field(examples=[5.0])
     """Seconds from now at which the sync would start."""
     violations: NonNegative = Field(examples=[0.8])
