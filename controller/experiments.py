@@ -11,6 +11,7 @@ block goes on. After a longer one, or when its budget was lost, it begins again,
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Collection, Iterable
@@ -73,7 +74,7 @@ class Experiment:
     def __init__(self, record: ExperimentRecord, blocks: Iterable[Block] = ()) -> None:
         self.record = record
         self.order = block_order(record.spec.blocks, record.spec.seed)
-        self.blocks = sorted(blocks, key=lambda block: block.index)
+        self.blocks = list(blocks)
         self.told_s = -math.inf
         """When the journal was told last that the running block is looked after."""
 
@@ -104,7 +105,7 @@ class Experiment:
             order=self.order,
             started_s=record.started_s,
             ended_s=record.ended_s,
-            ends_s=record.ended_s if record.ended_s is not None else self.current.ends_s + left * record.spec.block_s,
+            ends_s=record.ended_s or (self.blocks[-1].ends_s if self.blocks else now_s) + left * record.spec.block_s,
             policy_after=record.before_policy,
             detail=record.detail,
             blocks=tuple(self.blocks),
@@ -171,7 +172,7 @@ class Experiments:
         """End it now, and put policy and budget from before back; one that is over stays as it is."""
         if not experiment.is_running:
             return
-        if now_s < experiment.current.ends_s:
+        if experiment.blocks and now_s < experiment.current.ends_s:
             self._set_block(experiment, -1, ends_s=now_s, disturbance=Disturbance.STOPPED)
         self._put_back(experiment)
         self._end(experiment, ExperimentState.STOPPED, now_s=now_s, detail=detail)
@@ -282,19 +283,18 @@ class Experiments:
         logger.info("experiment goes on id=%d block=%d", experiment.record.id, len(experiment.blocks) - 1)
         if experiment.record.put_back:
             return
+        replaced: dict[str, object] = {}
+        if experiment.blocks and state.policy_spec != experiment.policy(experiment.current.index):
+            replaced["before_policy"] = state.policy_spec
+        if experiment.blocks and state.budget.spec not in {washout_budget(spec), budget_of(spec)}:
+            replaced["before_budget"] = state.budget
+        experiment.record = experiment.record.model_copy(update=replaced)
+        self._keep(experiment)
         try:
             check_experiment(spec, state.settings.policy_context)
             if not experiment.blocks:
                 self._begin_block(experiment, 0, now_s=now_s)
-                return
-            replaced: dict[str, object] = {}
-            if state.policy_spec != experiment.policy(experiment.current.index):
-                replaced["before_policy"] = state.policy_spec
-            if state.budget.spec not in {washout_budget(spec), budget_of(spec)}:
-                replaced["before_budget"] = state.budget
-            if replaced:
-                experiment.record = experiment.record.model_copy(update=replaced)
-                self._keep(experiment)
+            elif replaced:
                 self._begin_again(experiment, now_s)
         except InputError as exc:
             self.stop(experiment, now_s=now_s, detail=str(exc))
@@ -343,7 +343,14 @@ def _restore(meta: dict[str, str]) -> dict[int, Experiment]:
                 records.append(ExperimentRecord.model_validate_json(body))
         except ValueError as exc:
             logger.error("the journal's %s cannot be read: %s", key, exc)  # noqa: TRY400
-    return {record.id: Experiment(record, blocks.get(record.id, ())) for record in sorted(records, key=lambda r: r.id)}
+    records.sort(key=lambda record: record.id)
+    return {record.id: Experiment(record, _unbroken(blocks.get(record.id, []))) for record in records}
+
+
+def _unbroken(blocks: list[Block]) -> list[Block]:
+    """The blocks up to the first that is missing."""
+    by_index = {block.index: block for block in blocks}
+    return [by_index[index] for index in itertools.takewhile(by_index.__contains__, itertools.count())]
 
 
 def _running_error(experiment: Experiment, field: str) -> ConflictError:

@@ -26,7 +26,7 @@ import operator
 import random
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from controller.schema import Headroom, HeadroomVerdict, PolicyHeadroom
@@ -38,7 +38,9 @@ MAX_SYNCS = 60
 MIN_KNOWN_STARTS = 300
 """Five minutes in which a sync could have started."""
 MIN_KNOWN_FRAC = 0.5
-NOISE_SDS = 2.0
+NOISE_SDS = 1.0
+"""Of one random schedule: with less to win, luck decides the window. The gap grows with the number of syncs, the spread
+with its root, so that a longer window can tell more."""
 MIN_GAP_FRAC = 0.05
 """A gap of less than this share of what random schedules cost is not worth a policy."""
 MIN_CORRELATION_SDS = 3.0
@@ -121,8 +123,11 @@ class Matched:
 
 def assess(window: Window) -> Headroom:
     """The headroom of a window, and how much of it each policy took."""
+    window = _newest(window, len(window.costs_per_s) - _leading_unknown(window.costs_per_s))
     asked = _num_syncs(window)
-    kept = _shorten(window, asked)
+    # More syncs than `MAX_SYNCS` are looked at in a part of the window.
+    length = len(window.costs_per_s)
+    kept = _newest(window, length if asked is None else min(length, length * MAX_SYNCS // asked))
     costs = start_costs(kept.costs_per_s, kept.sync_s)
     known = sum(cost is not None for cost in costs)
     matched = match(costs, min(asked or 0, MAX_SYNCS), kept.gap)
@@ -219,19 +224,15 @@ def _num_syncs(window: Window) -> int | None:
     return own or None
 
 
-def _shorten(window: Window, asked: int | None) -> Window:
-    """The newest part of the window that holds at most `MAX_SYNCS`."""
-    if asked is None or asked <= MAX_SYNCS:
-        return window
-    length = max(1, len(window.costs_per_s) * MAX_SYNCS // asked)
-    return Window(
-        since_s=window.until_s - length,
-        costs_per_s=window.costs_per_s[-length:],
-        syncs_per_s=window.syncs_per_s,
-        min_gap_s=window.min_gap_s,
-        sync_s=window.sync_s,
-        conducts=window.conducts,
-    )
+def _leading_unknown(costs_per_s: Costs) -> int:
+    """Seconds from before anything was known: the controller, or its fleet, is that young."""
+    return next((at for at, cost in enumerate(costs_per_s) if cost is not None), len(costs_per_s))
+
+
+def _newest(window: Window, length: int) -> Window:
+    """The last ``length`` seconds of the window."""
+    costs = window.costs_per_s[len(window.costs_per_s) - length :]
+    return replace(window, since_s=window.until_s - len(costs), costs_per_s=costs)
 
 
 def _verdict(asked: int | None, matched: Matched | None, costs: Costs, tells: float | None) -> HeadroomVerdict:

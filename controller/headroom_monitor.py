@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from controller.bound import bound_servers
 from controller.headroom import Conduct, CostSource, Window, assess
 from controller.records import RoundEntry
-from controller.schema import Headroom, PolicySpec
+from controller.schema import BudgetSpec, Headroom, PolicySpec
 from controller.shadow_book import ShadowBook
 from controller.state import FleetState
 from controller.view import build_view
@@ -56,11 +56,10 @@ class HeadroomMonitor:
         servers = sorted(bound_servers(build_view(state, now_s)))
         costs = self._costs.series(servers, since_s=until_s - window_s, until_s=until_s)
         budget = state.budget.spec
-        rated = budget.outer_syncs is not None and budget.horizon_s is not None
         return Window(
             since_s=until_s - len(costs),
             costs_per_s=costs,
-            syncs_per_s=budget.outer_syncs / budget.horizon_s if rated else None,
+            syncs_per_s=_rate(budget),
             min_gap_s=budget.min_gap_s,
             sync_s=state.rounds.expected_sync_s(),
             conducts=(self._conduct(), *self._shadow_conducts()),
@@ -78,6 +77,12 @@ class HeadroomMonitor:
             Conduct(policy=shadow.spec.label, shadow=True, since_s=shadow.since_s, starts_s=tuple(shadow.starts_s))
             for shadow in self._shadows.shadows
         ]
+
+
+def _rate(budget: BudgetSpec) -> float | None:
+    if budget.outer_syncs is None or budget.horizon_s is None:
+        return None
+    return budget.outer_syncs / budget.horizon_s
 
 
 def _started_s(entry: RoundEntry) -> float:

@@ -333,6 +333,7 @@ class Headroom(Wire):
 
     t_s: float
     window_s: float
+    """What was looked at: from the first second that is known, and no more than holds sixty syncs."""
     covered_s: float
     """Seconds of the window whose sync cost is known."""
     verdict: HeadroomVerdict

@@ -40,9 +40,9 @@ class SwitchbackSettings(PeerSettings):
     """debug, info, warning or error."""
     controller: str = "http://127.0.0.1:9500"
     """Base URL of the controller."""
-    a: str = "wa_diloco"
+    policy_a: str = "wa_diloco"
     """One policy: NAME or NAME:PARAM=VALUE:..., for example fixed_h:h=256."""
-    b: str = "random_deferral"
+    policy_b: str = "random_deferral"
     """The other one; random_deferral draws anew in each pair of blocks."""
     blocks: int = Field(default=16, ge=2, le=400)
     """Number of blocks, even; six pairs are the least that can show a difference."""
@@ -81,8 +81,8 @@ class SwitchbackSettings(PeerSettings):
     @property
     def spec(self) -> ExperimentSpec:
         return ExperimentSpec(
-            a=parse_policy(self.a, field="a"),
-            b=parse_policy(self.b, field="b"),
+            a=parse_policy(self.policy_a, field="policy_a"),
+            b=parse_policy(self.policy_b, field="policy_b"),
             blocks=self.blocks,
             block_s=self.block_s,
             washout_s=self.washout_s,

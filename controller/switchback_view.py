@@ -105,8 +105,8 @@ def pair_table(status: ExperimentStatus) -> Table:
         table.add_row(
             str(pair // 2 + 1),
             "".join(block.arm for block in both),
-            _percent(a and a.rate),
-            _percent(b and b.rate),
+            _percent(None if a is None else a.rate),
+            _percent(None if b is None else b.rate),
             _percent(difference, signed=True),
             "/".join("-" if block is None else str(block.syncs) for block in (a, b)),
             "/".join("-" if block is None else f"{block.requests:.0f}" for block in (a, b)),

@@ -39,7 +39,7 @@ def sign_flip_p_value(differences: Sequence[float], *, seed: int = 0) -> float:
     tables = [_signed_sums(values[at : at + PATTERN_BITS]) for at in range(0, len(values), PATTERN_BITS)]
     rng = random.Random(f"signs/{seed}")
     drawn = zip(*(rng.choices(table, k=NUM_SIGN_PATTERNS) for table in tables), strict=True)
-    as_extreme = sum(abs(sum(parts)) >= at_least for parts in drawn)
+    as_extreme: int = sum(abs(sum(parts)) >= at_least for parts in drawn)
     return (as_extreme + 1) / (NUM_SIGN_PATTERNS + 1)
 
 
@@ -55,20 +55,16 @@ def bootstrap_ci95(differences: Sequence[float], *, seed: int = 0) -> tuple[floa
     else:
         rng = random.Random(f"resamples/{seed}")
         whole, rest = divmod(num, group)
-        totals = [
-            sum(rng.choices(table, k=whole)) + sum(rng.choices(values, k=rest) if rest else ())
-            for _ in range(NUM_RESAMPLES)
-        ]
+        columns = [rng.choices(table, k=NUM_RESAMPLES) for _ in range(whole)]
+        columns += [rng.choices(values, k=NUM_RESAMPLES) for _ in range(rest)]
+        totals = [sum(parts) for parts in zip(*columns, strict=True)]
     means = sorted(total / num for total in totals)
     return quantile(means, 0.025), quantile(means, 0.975)
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear interpolation between the neighbours of ``share`` of the way through sorted values."""
-    position = share * (len(ordered) - 1)
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+    """The least of sorted values that at least ``share`` of them do not exceed."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def _signed_sums(values: Sequence[float]) -> list[float]:
