@@ -5,8 +5,9 @@ the servers that islands are bound to count for the block in which their interva
 block before the running one stays open, the last one for `SETTLE_S` after its end. What a sample adds is queued for
 the journal with the sample itself, so that a kill loses or counts both.
 
-After an absence (the controller was killed, or stood still) of up to `MAX_ABSENCE_FRAC` of what counts of a block the
-block goes on. After a longer one, or when its budget was lost, it begins again, and all later ones shift.
+After an absence (the controller was killed, or stood still) of up to `MAX_ABSENCE_FRAC` of what counts of a block, or
+of a few ticks, the block goes on. After a longer one, or when its budget was lost, it begins again, and all later ones
+shift.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from controller.switchback import (
     budget_of,
     check_experiment,
     check_time_for_syncs,
+    has_equal_syncs,
     policy_of,
     result_of,
     washout_budget,
@@ -47,6 +49,8 @@ META_PREFIX = "experiment:"
 SETTLE_S = 5.0
 """Samples come a second or two late. What a relay sends later still is lost to the last block."""
 MAX_ABSENCE_FRAC = 0.1
+TICKS_OF_ABSENCE = 4
+"""Ticks that come late on a busy machine are no absence."""
 SEEN_EVERY_S = 1.0
 """How often the journal is told that the block is looked after."""
 RECENT_ROUNDS = 8
@@ -86,9 +90,9 @@ class Experiment:
     def current(self) -> Block:
         return self.blocks[-1]
 
-    @property
-    def max_absence_s(self) -> float:
-        return MAX_ABSENCE_FRAC * (self.record.spec.block_s - self.record.spec.washout_s)
+    def max_absence_s(self, tick_s: float) -> float:
+        counts_s = self.record.spec.block_s - self.record.spec.washout_s
+        return max(MAX_ABSENCE_FRAC * counts_s, TICKS_OF_ABSENCE * tick_s + SEEN_EVERY_S)
 
     def policy(self, index: int) -> PolicySpec:
         return policy_of(self.record.spec, self.order[index], pair=index // 2)
@@ -109,7 +113,7 @@ class Experiment:
             policy_after=record.before_policy,
             detail=record.detail,
             blocks=tuple(self.blocks),
-            result=result_of(self.blocks, num_over=over),
+            result=result_of(self.blocks, num_over=over, equal_syncs=has_equal_syncs(record.spec)),
         )
 
 
@@ -191,7 +195,7 @@ class Experiments:
 
     def _advance(self, experiment: Experiment, now_s: float) -> None:
         block = experiment.current
-        if min(now_s, block.ends_s) - block.seen_s > experiment.max_absence_s:
+        if min(now_s, block.ends_s) - block.seen_s > experiment.max_absence_s(self._state.settings.tick_s):
             self._begin_again(experiment, now_s)
         elif now_s >= block.ends_s and block.index + 1 < len(experiment.order):
             self._begin_block(experiment, block.index + 1, now_s=now_s)
@@ -232,7 +236,7 @@ class Experiments:
         self._begin_block(experiment, block.index, now_s=now_s, attempt=block.attempt + 1)
 
     def _look(self, experiment: Experiment, now_s: float) -> None:
-        entries = self._state.rounds.entries
+        entries = self._state.rounds.entries[-2 * (experiment.record.spec.syncs_per_block + RECENT_ROUNDS) :]
         self._sync_windows = tuple((e.began_s, e.closed_s or math.inf) for e in entries[-RECENT_ROUNDS:])
         for at, block in list(enumerate(experiment.blocks))[-2:]:
             syncs = sum(entry.spent and block.counts_from_s <= entry.began_s < block.ends_s for entry in entries)
@@ -251,11 +255,15 @@ class Experiments:
         if self.running is not None:
             self._bound |= frozenset(bound)
 
-    def observe(self, sample: LoadSample) -> None:
-        """Count what a sample says of the SLO; its interval must lie within one block."""
+    def observe(self, samples: Iterable[LoadSample]) -> None:
+        """Count what samples say of the SLO; the interval of each must lie within one block."""
         experiment = self.running
-        if experiment is None or sample.server_id not in self._bound:
-            return
+        if experiment is not None:
+            for sample in samples:
+                if sample.server_id in self._bound:
+                    self._count(experiment, sample)
+
+    def _count(self, experiment: Experiment, sample: LoadSample) -> None:
         if sample.slo_requests is None or sample.slo_violations is None or sample.interval_s is None:
             return
         began_s = sample.t_s - sample.interval_s
@@ -284,7 +292,8 @@ class Experiments:
         if experiment.record.put_back:
             return
         replaced: dict[str, object] = {}
-        if experiment.blocks and state.policy_spec != experiment.policy(experiment.current.index):
+        own = [experiment.policy(index) for index in range(len(experiment.order))]
+        if experiment.blocks and state.policy_spec not in own:
             replaced["before_policy"] = state.policy_spec
         if experiment.blocks and state.budget.spec not in {washout_budget(spec), budget_of(spec)}:
             replaced["before_budget"] = state.budget

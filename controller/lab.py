@@ -48,15 +48,15 @@ class Lab:
 
     def after_decision(self, view: FleetView, now_s: float) -> None:
         with self._counted("experiment"):
-            self.experiments.follow(bound_servers(view))
+            if self.experiments.running is not None:
+                self.experiments.follow(bound_servers(view))
         with self._counted("shadow"):
             self.shadows.on_tick(view, now_s)
 
     def observe(self, samples: Iterable[LoadSample]) -> None:
         """Samples that were accepted, before they are committed."""
         with self._counted("experiment"):
-            for sample in samples:
-                self.experiments.observe(sample)
+            self.experiments.observe(samples)
 
     async def refresh(self) -> None:
         """Compute the headroom anew."""
@@ -99,7 +99,7 @@ class Lab:
 
     def _running_block(self) -> int | None:
         running = self.experiments.running
-        return None if running is None else running.current.index
+        return running.current.index if running is not None and running.blocks else None
 
     @contextmanager
     def _counted(self, part: str) -> Iterator[None]:

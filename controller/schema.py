@@ -467,7 +467,8 @@ class ExperimentVerdict(StrEnum):
     TOO_FEW_PAIRS = "too_few_pairs"
     """Even if every pair agreed, p could not fall below 0.05: six are the least."""
     UNEQUAL_SYNCS = "unequal_syncs"
-    """The arms did not spend the same number of syncs, so that the difference may be due to that."""
+    """The arms did not spend the same number of syncs, so that the difference may be due to that (against `no_sync` it
+    is meant to be)."""
 
 
 class ExperimentResult(Wire):

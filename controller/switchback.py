@@ -39,6 +39,7 @@ MIN_PAIRS = 6
 UNEQUAL_SYNCS_FRAC = 0.1
 """Difference of the mean number of syncs per block, over the larger mean."""
 DRAWING_POLICY = "random_deferral"
+NO_SYNC = "no_sync"
 
 
 def check_experiment(spec: ExperimentSpec, context: PolicyContext) -> None:
@@ -124,8 +125,13 @@ def washout_budget(spec: ExperimentSpec) -> BudgetSpec:
     return BudgetSpec(outer_syncs=0, min_gap_s=spec.min_gap_s)
 
 
-def result_of(blocks: Sequence[Block], *, num_over: int) -> ExperimentResult:
-    """The result of the first ``num_over`` blocks, which are over."""
+def has_equal_syncs(spec: ExperimentSpec) -> bool:
+    """Whether both arms mean to spend their budget: against `no_sync` one asks what syncs cost at all."""
+    return NO_SYNC not in {spec.a.name, spec.b.name}
+
+
+def result_of(blocks: Sequence[Block], *, num_over: int, equal_syncs: bool = True) -> ExperimentResult:
+    """The result of the first ``num_over`` blocks, which are over; ``equal_syncs`` is whether arms must be matched."""
     over = list(zip(blocks[:num_over:2], blocks[1:num_over:2], strict=False))
     pairs = [_by_arm(pair) for pair in over if all(_counts(block) for block in pair)]
     if not pairs:
@@ -137,7 +143,7 @@ def result_of(blocks: Sequence[Block], *, num_over: int) -> ExperimentResult:
     return ExperimentResult(
         pairs=len(pairs),
         pairs_left_out=len(over) - len(pairs),
-        verdict=_verdict(len(pairs), mean_diff, p_value, syncs_a, syncs_b),
+        verdict=_verdict(len(pairs), mean_diff, p_value, matched=not equal_syncs or _are_equal(syncs_a, syncs_b)),
         rate_a=statistics.fmean(_rate(a) for a, _ in pairs),
         rate_b=statistics.fmean(_rate(b) for _, b in pairs),
         mean_diff=mean_diff,
@@ -150,16 +156,18 @@ def result_of(blocks: Sequence[Block], *, num_over: int) -> ExperimentResult:
     )
 
 
-def _verdict(
-    num_pairs: int, mean_diff: float, p_value: float | None, syncs_a: float, syncs_b: float
-) -> ExperimentVerdict:
+def _verdict(num_pairs: int, mean_diff: float, p_value: float | None, *, matched: bool) -> ExperimentVerdict:
     if num_pairs < MIN_PAIRS or p_value is None:
         return ExperimentVerdict.TOO_FEW_PAIRS
-    if abs(syncs_a - syncs_b) > UNEQUAL_SYNCS_FRAC * max(syncs_a, syncs_b):
+    if not matched:
         return ExperimentVerdict.UNEQUAL_SYNCS
     if p_value >= SIGNIFICANT_P:
         return ExperimentVerdict.NO_DIFFERENCE
     return ExperimentVerdict.A_BETTER if mean_diff < 0 else ExperimentVerdict.B_BETTER
+
+
+def _are_equal(syncs_a: float, syncs_b: float) -> bool:
+    return abs(syncs_a - syncs_b) <= UNEQUAL_SYNCS_FRAC * max(syncs_a, syncs_b)
 
 
 def _by_arm(pair: tuple[Block, Block]) -> tuple[Block, Block]:

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from controller.config import ControllerSettings
+from controller.experiments import TICKS_OF_ABSENCE
 from controller.schema import Arm, ExperimentState, ExperimentStatus, ExperimentVerdict
 from tests.controller.helpers import Client, ManualClock, make_settings, play, sample
 from tests.controller.sim_fleet import SimFleet
 
 BLOCK_S, WASHOUT_S = 30, 4
+TICK_S = 4
 
 
 def order(**fields: Any) -> dict[str, Any]:
@@ -25,7 +27,7 @@ def order(**fields: Any) -> dict[str, Any]:
 
 def settings(tmp_path: Path, **values: Any) -> ControllerSettings:
     """The background loop ticks seldom: the tests tick by hand."""
-    return make_settings(tmp_path, tick_s=4, policy_params={"h": 50}, policy="fixed_h", **values)
+    return make_settings(tmp_path, tick_s=TICK_S, policy_params={"h": 50}, policy="fixed_h", **values)
 
 
 async def start(client: Client, **fields: Any) -> ExperimentStatus:
@@ -257,7 +259,7 @@ def test_a_long_absence_begins_the_block_again(tmp_path: Path) -> None:
 
     async def before(client: Client, fleet: SimFleet) -> None:
         await start(client)
-        await fleet.run(BLOCK_S + 15)
+        await fleet.run(BLOCK_S + 8)
         kept.append(fleet)
 
     async def after(client: Client) -> None:
@@ -272,7 +274,7 @@ def test_a_long_absence_begins_the_block_again(tmp_path: Path) -> None:
         assert status.result.pairs == 2
 
     play(settings(tmp_path), clock, with_fleet(before, clock))
-    clock.advance(9.0)
+    clock.advance(TICKS_OF_ABSENCE * TICK_S + 2.0)
     play(settings(tmp_path), clock, after)
 
 

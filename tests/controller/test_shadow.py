@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -253,3 +254,26 @@ def test_a_spec_that_went_through_the_journal_is_the_same() -> None:
     spec = PolicySpec(name="fixed_h", params={"h": 20, "x": 0.5})
     assert PolicySpec.model_validate_json(spec.model_dump_json()) == spec
     assert spec.label == "fixed_h:h=20:x=0.5"
+
+
+def test_a_journal_from_before_shadows_is_taken_over(tmp_path: Path) -> None:
+    clock = ManualClock()
+
+    async def before(client: Client) -> None:
+        await client.register()
+        await tick(client, clock, 1000, 1)
+        assert await decisions(client, shadow=False)
+
+    async def after(client: Client) -> None:
+        await client.register()
+        await tick(client, clock, 1001, 2)
+        assert len(await decisions(client, shadow=False)) >= 2
+        assert len(await decisions(client, shadow=True)) >= 1
+
+    play(make_settings(tmp_path, tick_s=4), clock, before)
+    later = make_settings(tmp_path, tick_s=4, shadow_policies="no_sync")
+    with sqlite3.connect(later.journal) as journal:
+        for column in ("slot", "shadow"):
+            journal.execute(f"ALTER TABLE decisions DROP COLUMN {column}")
+    journal.close()
+    play(later, clock, after)

@@ -15,6 +15,7 @@ from controller.switchback import (
     budget_of,
     check_experiment,
     check_time_for_syncs,
+    has_equal_syncs,
     policy_of,
     result_of,
     washout_budget,
@@ -162,6 +163,12 @@ def test_arms_that_spent_different_numbers_of_syncs_are_not_compared_in_timing()
     found = result_of(blocks, num_over=16)
     assert found.verdict is ExperimentVerdict.UNEQUAL_SYNCS
     assert (found.syncs_a, found.syncs_b) == (2, 3)
+    assert result_of(blocks, num_over=16, equal_syncs=False).verdict is ExperimentVerdict.A_BETTER
+
+
+def test_against_no_sync_the_arms_need_not_be_matched() -> None:
+    assert has_equal_syncs(spec())
+    assert not has_equal_syncs(spec(b={"name": "no_sync"}))
 
 
 def test_the_excess_is_what_exceeds_the_rate_of_the_other_requests() -> None:
