@@ -6,13 +6,14 @@ what timing is worth here.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from controller.bound import bound_servers
 from controller.clock import Clock
-from controller.experiments import Experiments
+from controller.experiments import Experiment, Experiments, status_of
 from controller.headroom import CostSource
 from controller.headroom_monitor import WINDOW_S, HeadroomMonitor, NoCosts
 from controller.lab_metrics import LabCollector, LabMetrics
@@ -78,7 +79,7 @@ class Lab:
         now_s = self._clock()
         experiment = self.experiments.start(spec, build_view(self._state, now_s), now_s=now_s)
         await self._state.journal.commit()
-        return experiment.status(now_s)
+        return await self._status(experiment)
 
     async def stop_experiment(self, number: int) -> ExperimentStatus | None:
         """The experiment as it ended; None when there is none of this number."""
@@ -87,15 +88,19 @@ class Lab:
             return None
         self.experiments.stop(experiment, now_s=self._clock())
         await self._state.journal.commit()
-        return experiment.status(self._clock())
+        return await self._status(experiment)
 
-    def experiment(self, number: int) -> ExperimentStatus | None:
+    async def experiment(self, number: int) -> ExperimentStatus | None:
         experiment = self.experiments.find(number)
-        return None if experiment is None else experiment.status(self._clock())
+        return None if experiment is None else await self._status(experiment)
 
-    def all_experiments(self) -> tuple[ExperimentStatus, ...]:
-        now_s = self._clock()
-        return tuple(experiment.status(now_s) for experiment in self.experiments.all)
+    async def all_experiments(self) -> tuple[ExperimentStatus, ...]:
+        return tuple([await self._status(experiment) for experiment in self.experiments.all])
+
+    async def _status(self, experiment: Experiment) -> ExperimentStatus:
+        """In a thread, of what stands now."""
+        record, order, blocks = experiment.record, experiment.order, tuple(experiment.blocks)
+        return await asyncio.to_thread(status_of, record, order, blocks, now_s=self._clock())
 
     def _running_block(self) -> int | None:
         running = self.experiments.running

@@ -67,11 +67,11 @@ def _add_experiment_routes(router: APIRouter, lab: Lab) -> None:
 
     @router.get("/experiments", summary="All experiments of this run, oldest first")
     async def get_experiments() -> ExperimentPage:
-        return ExperimentPage(experiments=lab.all_experiments())
+        return ExperimentPage(experiments=await lab.all_experiments())
 
     @router.get("/experiments/{number}", summary="How far it is, and its result so far")
     async def get_experiment(number: ExperimentId) -> ExperimentStatus:
-        return _found(lab.experiment(number), number)
+        return _found(await lab.experiment(number), number)
 
     @router.delete("/experiments/{number}", summary="Stop it: policy and budget from before return")
     async def delete_experiment(number: ExperimentId) -> ExperimentStatus:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, computed_field
 
 from diloco.schema import Progress, Slot, SyncReport
 from service.wire import Order, Wire
@@ -445,11 +445,13 @@ class Block(Wire):
     disturbance: Disturbance | None = None
     """None for one that counts, unless it is over without requests."""
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def rate(self) -> float | None:
         """Violations per request; None without requests."""
         return self.violations / self.requests if self.requests > 0 else None
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def sync_excess(self) -> float | None:
         """Violations while syncs ran, over what the other requests of the block make one expect."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
 import statistics
+from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import replay
 from controller.headroom import (
     MAX_SYNCS,
     NUM_DRAWS,
@@ -129,6 +133,16 @@ def test_independent_seconds_are_unpredictable_however_low_the_oracle_gets(seed:
     assert found.gap > 0
     assert found.predictability is not None
     assert abs(found.predictability) < 0.08
+
+
+def test_the_bundled_trace_has_headroom() -> None:
+    lines = (Path(replay.__file__).parent / "data" / "bursty.jsonl").read_text().splitlines()
+    seconds = Counter(int(json.loads(line)["arrival_s"]) for line in lines)
+    found = assess(window(tuple(0.05 * seconds[second] for second in range(max(seconds)))))
+    assert found.verdict is HeadroomVerdict.ENOUGH
+    assert found.oracle_cost == 0
+    assert found.predictability is not None
+    assert found.predictability > 0.5
 
 
 @pytest.mark.parametrize("costs", [(0.0,) * 1800, (0.7,) * 1800, tuple(1 + 0.01 * (t % 40 < 20) for t in range(1800))])
