@@ -85,7 +85,7 @@ def show(status: ExperimentStatus, console: Console) -> None:
         console.print(f"{arm}  {name}", highlight=False, markup=False)
     console.print(pair_table(status))
     result = status.result
-    for line in summary_lines(result):
+    for line in summary_lines(result, status.spec.syncs_per_block):
         console.print(line, highlight=False, markup=False)
     if status.state is ExperimentState.STOPPED:
         console.print(f"It was stopped. {status.detail}".rstrip(), highlight=False, markup=False)
@@ -115,7 +115,7 @@ def pair_table(status: ExperimentStatus) -> Table:
     return table
 
 
-def summary_lines(result: ExperimentResult) -> list[str]:
+def summary_lines(result: ExperimentResult, syncs_per_block: int) -> list[str]:
     lines = [f"{result.pairs} pairs count, {result.pairs_left_out} left out: {WORDS[result.verdict]}"]
     if result.mean_diff is not None:
         interval = "" if result.ci95 is None else f", 95 % interval {_interval(result.ci95)}"
@@ -124,7 +124,7 @@ def summary_lines(result: ExperimentResult) -> list[str]:
             f"violations: a {_percent(result.rate_a)}, b {_percent(result.rate_b)},"
             f" a - b {_percent(result.mean_diff, signed=True)}{interval}{p_value}"
         )
-        lines.append(f"syncs per block: a {result.syncs_a:.2f}, b {result.syncs_b:.2f}")
+        lines.append(f"syncs per block: a {result.syncs_a:.2f}, b {result.syncs_b:.2f} of {syncs_per_block}")
     if result.excess_a is not None and result.excess_b is not None:
         lines.append(f"violations that came with syncs, per block: a {result.excess_a:.2f}, b {result.excess_b:.2f}")
     return lines
