@@ -13,7 +13,8 @@ from contextlib import contextmanager
 
 from controller.bound import bound_servers
 from controller.clock import Clock
-from controller.experiments import Experiment, Experiments, status_of
+from controller.experiment_records import Experiment, status_of
+from controller.experiments import Experiments
 from controller.headroom import CostSource
 from controller.headroom_monitor import WINDOW_S, HeadroomMonitor, NoCosts
 from controller.lab_metrics import LabCollector, LabMetrics

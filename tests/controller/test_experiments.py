@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from controller.config import ControllerSettings
-from controller.experiments import TICKS_OF_ABSENCE
+from controller.experiment_records import TICKS_OF_ABSENCE
 from controller.schema import Arm, ExperimentState, ExperimentStatus, ExperimentVerdict
 from tests.controller.helpers import Client, ManualClock, make_settings, play, sample
 from tests.controller.sim_fleet import SimFleet
