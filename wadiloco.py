@@ -40,6 +40,7 @@ COMMANDS: dict[str, Command] = {
         "replay.config:ReplaySettings",
     ),
     "calibrate": Command("replay.calibrate", None, "SLO violations by load and phase, from recorded traffic"),
+    "switchback": Command("controller.switchback_main", None, "compare two policies in turns on the running fleet"),
     "doctor": Command("sidecar.doctor", None, "look at a vLLM server and say what to change"),
     "demo": Command(
         "replay.demo",

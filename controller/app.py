@@ -11,7 +11,10 @@ from controller.api import build_router
 from controller.clock import Clock, steady_clock
 from controller.config import ControllerSettings
 from controller.core import Controller
+from controller.headroom import CostSource
+from controller.headroom_monitor import EVERY_S as HEADROOM_EVERY_S
 from controller.journal import Journal
+from controller.lab_api import build_lab_router
 from controller.loop import Loop
 from controller.metrics import FleetCollector, Metrics
 from controller.state import FleetState
@@ -23,7 +26,9 @@ DESCRIPTION = "Decides when the islands of one fleet sync: registry, policy, bud
 MAX_BODY_BYTES = 64 << 20
 
 
-def build_controller_app(settings: ControllerSettings, *, clock: Clock | None = None) -> FastAPI:
+def build_controller_app(
+    settings: ControllerSettings, *, clock: Clock | None = None, costs: CostSource | None = None
+) -> FastAPI:
     """Open the journal, restore the state and build the application; its lifespan closes the journal.
 
     Raises:
@@ -38,7 +43,7 @@ def build_controller_app(settings: ControllerSettings, *, clock: Clock | None = 
         journal.close()
         raise
     metrics = Metrics()
-    controller = Controller(state, metrics, clock)
+    controller = Controller(state, metrics, clock, costs=costs)
     loop = Loop(controller)
     metrics.registry.register(FleetCollector(controller.gauges))
 
@@ -50,6 +55,7 @@ def build_controller_app(settings: ControllerSettings, *, clock: Clock | None = 
 
         tasks.start("release polls", release_polls)
         tasks.start("decide", lambda: every(settings.tick_s, tasks.exit, loop.tick))
+        tasks.start("headroom", lambda: every(HEADROOM_EVERY_S, tasks.exit, controller.lab.refresh))
         try:
             yield
         finally:
@@ -64,5 +70,7 @@ def build_controller_app(settings: ControllerSettings, *, clock: Clock | None = 
         max_body_bytes=MAX_BODY_BYTES,
     )
     app.include_router(build_router(controller, loop))
+    app.include_router(build_lab_router(controller.lab))
     app.state.controller = controller
+    app.state.loop = loop
     return app

@@ -12,6 +12,8 @@ import logging
 
 from controller.budget import check_budget, is_over
 from controller.clock import Clock
+from controller.headroom import CostSource
+from controller.lab import Lab
 from controller.metrics import Gauges, Metrics
 from controller.nonsense import check_heartbeat
 from controller.policy.base import summarize
@@ -47,24 +49,28 @@ logger = logging.getLogger(__name__)
 class Controller:
     """The operations behind the HTTP endpoints."""
 
-    def __init__(self, state: FleetState, metrics: Metrics, clock: Clock) -> None:
+    def __init__(self, state: FleetState, metrics: Metrics, clock: Clock, *, costs: CostSource | None = None) -> None:
         self.state = state
         self.metrics = metrics
         self.clock = clock
+        self.lab = Lab(state, metrics, clock, costs=costs)
 
     async def ingest(self, batch: SampleBatch) -> SampleReceipt:
         """Judge each sample alone; returns once the good ones are on disk, if it can be written."""
         now_s = self.clock()
         rejected = []
+        accepted = []
         for index, raw in enumerate(batch.samples):
             verdict = self.state.samples.offer(raw, now_s)
             self.metrics.samples.labels(verdict.outcome).inc()
             if verdict.outcome is not SampleOutcome.ACCEPTED:
                 rejected.append(RejectedSample(index=index, reason=verdict.outcome, detail=verdict.detail[:500]))
             elif verdict.sample is not None:
+                accepted.append(verdict.sample)
                 body = verdict.sample.model_dump_json(exclude_none=True)
                 self.state.journal.append("samples", (verdict.sample.server_id, verdict.sample.t_s, body))
                 self.state.journal.put("servers", verdict.sample.server_id, body)
+        self.lab.observe(accepted)
         await self._try_commit()
         return SampleReceipt(accepted=len(batch.samples) - len(rejected), rejected=rejected)
 
@@ -196,6 +202,7 @@ class Controller:
         await self.state.journal.commit()
 
     async def set_policy(self, spec: PolicySpec) -> PolicySpec:
+        self.lab.experiments.check_idle("policy")
         self.state.set_policy(spec)
         logger.info("policy set policy=%s params=%s", spec.name, spec.params)
         await self.state.journal.commit()
@@ -203,6 +210,7 @@ class Controller:
 
     async def set_budget(self, spec: BudgetSpec) -> BudgetStatus:
         check_budget(spec)
+        self.lab.experiments.check_idle("budget")
         self.state.set_budget(spec, now_s=self.clock())
         logger.info("budget set syncs=%s horizon_s=%s gap_s=%g", spec.outer_syncs, spec.horizon_s, spec.min_gap_s)
         await self.state.journal.commit()

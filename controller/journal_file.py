@@ -35,8 +35,8 @@ STATE_TABLES = {
 
 LOG_TABLES = {
     "samples": "INSERT INTO samples (server_id, t_s, body) VALUES (?, ?, ?)",
-    "decisions": "INSERT OR REPLACE INTO decisions (id, t_s, policy, action, reason, round, slots, terms)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+    "decisions": "INSERT OR REPLACE INTO decisions (id, t_s, policy, action, reason, round, slots, terms, slot, shadow)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
 }
 """Tables that grow with time, and the statement that adds a row."""
 
@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS samples (
 CREATE INDEX IF NOT EXISTS samples_by_time ON samples (t_s);
 CREATE TABLE IF NOT EXISTS decisions (
     id INTEGER PRIMARY KEY, t_s REAL NOT NULL, policy TEXT NOT NULL, action TEXT NOT NULL, reason TEXT NOT NULL,
-    round INTEGER NOT NULL, slots TEXT NOT NULL, terms TEXT NOT NULL
+    round INTEGER NOT NULL, slots TEXT NOT NULL, terms TEXT NOT NULL, slot INTEGER, shadow INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX IF NOT EXISTS decisions_by_time ON decisions (t_s);
 """
@@ -55,6 +55,9 @@ _DDL = _LOG_DDL + "".join(
     f"CREATE TABLE IF NOT EXISTS {name} (key TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID;\n"
     for name in _STATE_NAMES
 )
+
+_LATER_COLUMNS = {"slot": "slot INTEGER", "shadow": "shadow INTEGER NOT NULL DEFAULT 0"}
+"""Of decisions: journals from before them get them when they are opened."""
 
 _BESIDE = ("-wal", "-shm", "-journal")
 """What SQLite keeps beside a database."""
@@ -140,6 +143,10 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA synchronous=NORMAL")
     marks = f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={SCHEMA_VERSION};"
     connection.executescript(f"BEGIN IMMEDIATE; {_DDL} {marks} COMMIT;")
+    present = {str(row[1]) for row in connection.execute("PRAGMA table_info(decisions)")}
+    for name, column in _LATER_COLUMNS.items():
+        if name not in present:
+            connection.execute(f"ALTER TABLE decisions ADD COLUMN {column}")
     # A full disk may still take the tables' few pages; find out now, not with the first round.
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('probe', hex(zeroblob(65536)))")
     connection.execute("DELETE FROM meta WHERE key = 'probe'")
@@ -219,7 +226,7 @@ class JournalReader:
 
     def decisions(self, *, since: int, limit: int) -> list[DecisionRecord]:
         """Decisions with an id over ``since``, oldest first."""
-        columns = "id, t_s, policy, action, reason, round, slots, terms"
+        columns = "id, t_s, policy, action, reason, round, slots, terms, slot, shadow"
         query = f"SELECT {columns} FROM decisions WHERE id > ? ORDER BY id LIMIT ?"  # noqa: S608
         return [_to_decision(row) for row in self._query("decisions", query, (since, limit))]
 
@@ -260,11 +267,13 @@ def decision_row(decision: DecisionRecord) -> tuple[object, ...]:
         decision.round,
         json.dumps(decision.slots),
         json.dumps(decision.terms),
+        decision.slot,
+        decision.shadow,
     )
 
 
 def _to_decision(row: tuple[object, ...]) -> DecisionRecord:
-    number, t_s, policy, action, reason, round_, slots, terms = row
+    number, t_s, policy, action, reason, round_, slots, terms, slot, shadow = row
     return DecisionRecord.model_validate(
         {
             "id": number,
@@ -275,5 +284,7 @@ def _to_decision(row: tuple[object, ...]) -> DecisionRecord:
             "round": round_,
             "slots": tuple(json.loads(str(slots))),
             "terms": json.loads(str(terms)),
+            "slot": slot,
+            "shadow": bool(shadow),
         }
     )

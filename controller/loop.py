@@ -58,9 +58,11 @@ class Loop:
                 "lease lost agent=%s slot=%s epoch=%d", agent.agent_id, agent.slot, self._state.registry.epoch
             )
         self._controller.close_rounds(now_s)
+        self._controller.lab.before_decision(now_s)
         view = build_view(self._state, now_s)
         decision = self._decide(self._state.policy, view, now_s)
         self._enact(decision, view, now_s)
+        self._controller.lab.after_decision(view, now_s)
         if now_s - self._pruned_s >= PRUNE_EVERY_S:
             self._pruned_s = now_s
             self._state.samples.forget(now_s)

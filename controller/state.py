@@ -115,6 +115,10 @@ class FleetState:
     def set_budget(self, spec: BudgetSpec, *, now_s: float) -> None:
         self._keep_budget(new_period(spec, now_s=now_s, last_sync_s=self.budget.last_sync_s))
 
+    def resume_budget(self, budget: BudgetStatus) -> None:
+        """Go on with an earlier period as it was left; the gap to the last sync holds."""
+        self._keep_budget(budget.model_copy(update={"last_sync_s": self.budget.last_sync_s}))
+
     def set_paused(self, paused: bool) -> None:
         self.paused = paused
         self.journal.put("meta", "paused", "1" if paused else "0")
