@@ -11,6 +11,7 @@ from controller.api import build_router
 from controller.clock import Clock, steady_clock
 from controller.config import ControllerSettings
 from controller.core import Controller
+from controller.dashboard.service import Dashboard
 from controller.journal import Journal
 from controller.loop import Loop
 from controller.metrics import FleetCollector, Metrics
@@ -40,6 +41,7 @@ def build_controller_app(settings: ControllerSettings, *, clock: Clock | None = 
     metrics = Metrics()
     controller = Controller(state, metrics, clock)
     loop = Loop(controller)
+    dashboard = Dashboard(controller)
     metrics.registry.register(FleetCollector(controller.gauges))
 
     @asynccontextmanager
@@ -49,6 +51,7 @@ def build_controller_app(settings: ControllerSettings, *, clock: Clock | None = 
             state.mailboxes.close()
 
         tasks.start("release polls", release_polls)
+        dashboard.start(tasks)
         tasks.start("decide", lambda: every(settings.tick_s, tasks.exit, loop.tick))
         try:
             yield
@@ -64,5 +67,7 @@ def build_controller_app(settings: ControllerSettings, *, clock: Clock | None = 
         max_body_bytes=MAX_BODY_BYTES,
     )
     app.include_router(build_router(controller, loop))
+    app.include_router(dashboard.router)
     app.state.controller = controller
+    app.state.dashboard = dashboard
     return app
