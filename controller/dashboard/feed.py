@@ -76,7 +76,9 @@ class Feed:
         if number == self.number and not self.closed.is_set():
             news = self._news
             try:
-                await asyncio.wait_for(news.wait(), timeout_s)
+                # Not `wait_for`: before Python 3.12 it forgets a cancellation that comes together with the news.
+                async with asyncio.timeout(timeout_s):
+                    await news.wait()
             except TimeoutError:
                 return False
         return number != self.number

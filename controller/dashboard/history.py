@@ -1,6 +1,6 @@
 """The last ten minutes of each server, in bins (pure).
 
-One ring of floats per server, whatever the rate of its samples: 60 bins × 6 numbers × 4 bytes. A number that nobody
+One ring of floats per server, whatever the rate of its samples: 60 bins of 6 numbers of 4 bytes. A number that nobody
 told is NaN in the ring and None outside it. Counts are only added up over the bins that told them.
 """
 

@@ -14,5 +14,7 @@ class EventMetrics:
         self.skipped = Counter(
             f"{PREFIX}_skipped", "Times that a slow client got a snapshot for what it missed.", registry=registry
         )
-        self.dropped = Counter(f"{PREFIX}_dropped", "Clients that stopped reading, and were dropped.", registry=registry)
+        self.dropped = Counter(
+            f"{PREFIX}_dropped", "Clients that stopped reading, and were dropped.", registry=registry
+        )
         self.failures = Counter(f"{PREFIX}_failures", "Ticks whose picture could not be made.", registry=registry)

@@ -263,6 +263,4 @@ def _run_status(state: FleetState) -> RunStatus:
 
 def _budget_view(state: FleetState) -> BudgetView:
     began = sorted(entry.began_s for entry in state.rounds.entries if entry.spent)
-    return BudgetView(
-        status=state.budget, spent_at_s=tuple(at_s for at_s in began if at_s >= state.budget.started_s)
-    )
+    return BudgetView(status=state.budget, spent_at_s=tuple(at_s for at_s in began if at_s >= state.budget.started_s))

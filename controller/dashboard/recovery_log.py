@@ -67,7 +67,5 @@ class RecoveryLog:
     def _note(self, kind: RecoveryKind, agent: AgentRecord, now_s: float, detail: str = "") -> None:
         self._last_id += 1
         slot = agent.slot if agent.slot is not None else agent.last_slot
-        row = RecoveryRow(
-            id=self._last_id, t_s=now_s, kind=kind, agent_id=agent.agent_id, slot=slot, detail=detail
-        )
+        row = RecoveryRow(id=self._last_id, t_s=now_s, kind=kind, agent_id=agent.agent_id, slot=slot, detail=detail)
         self._rows.append(row)

@@ -1,4 +1,4 @@
-"""One client of the event stream, as an ASGI response that ends with the client, the process, or a reader that hangs."""
+"""One client of the event stream, as an ASGI response that ends with its client, with the process, or at a deadline."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 // The page: follows the events, and draws once per event and once a second.
 
-import { byId, h, setClass, setText } from "./dom.js";
+import { byId, setClass, setText } from "./dom.js";
 import { clock, isKnown, percent, whole, words, short } from "./format.js";
 import { islandsTable, serversTable, sloNote, sloTable } from "./fleet.js";
 import { decisionsTable, drawBudget, drawRounds, newestDecisions, presentDecision, recoveriesNote, recoveriesTable, roundsTable, tile } from "./history.js";
+import { showHeadroom } from "./headroom.js";
 import { LoadPanel } from "./load.js";
 import { Controls, ask, authorization } from "./operator.js";
 import { presentReason } from "./reasons.js";
@@ -19,7 +20,7 @@ const ROWS_SHOWN = 200;
 const CONNECTING = "connecting";
 
 const store = new Store();
-const load = new LoadPanel((path) => ask(path));
+const load = new LoadPanel(ask);
 const tables = {
   servers: serversTable((name) => load.choose(name), () => load.chosen),
   islands: islandsTable(),
@@ -42,7 +43,10 @@ const controls = new Controls({
 const feed = new EventFeed("/v1/events", {
   headers: authorization,
   on: {
-    open: () => (link = { isOpen: true, why: "" }),
+    open: () => {
+      link = { isOpen: true, why: "" };
+      askHeadroom();
+    },
     event: (name, frame) => {
       store.apply(name, frame);
       draw();
@@ -161,6 +165,8 @@ function drawHistory(now_s) {
   drawBudget(store, now_s);
 }
 
+const askHeadroom = () => link.isOpen && showHeadroom(ask);
+
 const isTruncated = () => store.totals && (store.totals.servers > store.totals.server_rows || store.totals.agents > store.totals.island_rows);
 
 /** Look for the filter's text at the controller, where this page has not all rows. */
@@ -174,27 +180,6 @@ async function search() {
   if (wanted === filter.value.trim()) found = rows;
 }
 
-async function showHeadroom() {
-  const place = byId("headroom");
-  if (!link.isOpen) return;
-  try {
-    const told = await ask("/v1/headroom");
-    place.replaceChildren(facts(told));
-  } catch (error) {
-    const text = error.status === 404 ? "This controller does not measure the headroom: how much a better choice of moments could gain over random ones." : `Not known: ${error.message}.`;
-    place.replaceChildren(h("p", { class: "empty" }, text));
-  }
-}
-
-/** Any JSON as a list of names and values. */
-function facts(told) {
-  const rows = Object.entries(told ?? {}).map(([name, value]) => {
-    const shown = value === null ? "unknown" : typeof value === "number" ? short(value) : typeof value === "object" ? null : String(value);
-    return h("div", {}, h("dt", {}, words(name)), shown === null ? h("dd", {}, facts(value)) : h("dd", { class: value === null ? "unknown" : null }, shown));
-  });
-  return h("dl", { class: "terms" }, rows);
-}
-
 /** A hidden tab needs no news, and a browser has few connections for one address. */
 let hidden = null;
 document.addEventListener("visibilitychange", () => {
@@ -205,6 +190,5 @@ document.addEventListener("visibilitychange", () => {
 
 setInterval(draw, 1000);
 setInterval(() => search().then(() => found && draw()), SEARCH_EVERY_MS);
-setInterval(showHeadroom, HEADROOM_EVERY_MS);
-setTimeout(showHeadroom, 1000);
+setInterval(askHeadroom, HEADROOM_EVERY_MS);
 feed.start();

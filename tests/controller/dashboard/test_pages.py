@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
 import pytest
 
-from controller.dashboard.pages import PAGE, read_static
+from controller.dashboard.pages import PAGE
+from service.static_files import read_static
 from tests.controller.helpers import Client, ManualClock, make_settings, play
 
-STATIC = read_static()
+STATIC = read_static("controller.dashboard")
 MODULES = sorted(name for name in STATIC if name.endswith(".js"))
 
 
@@ -68,7 +70,7 @@ def test_headings_are_in_order_and_controls_have_names() -> None:
     levels = [int(level) for level in re.findall(r"<h(\d)", html)]
     assert levels[0] == 1
     assert levels.count(1) == 1
-    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
     assert re.search(r"<html lang=\"en\">", html)
     for found in re.findall(r"<(?:section|dialog)[^>]*aria-labelledby=\"([^\"]+)\"", html):
         assert f'id="{found}"' in html
