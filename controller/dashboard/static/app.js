@@ -3,7 +3,7 @@
 import { byId, setClass, setText } from "./dom.js";
 import { clock, isKnown, percent, whole, words, short } from "./format.js";
 import { islandsTable, serversTable, sloNote, sloTable } from "./fleet.js";
-import { decisionsTable, drawBudget, drawRounds, newestDecisions, presentDecision, recoveriesNote, recoveriesTable, roundsTable, tile } from "./history.js";
+import { decisionsTable, drawBudget, drawRounds, newestDecisions, presentDecision, recoveriesNote, recoveriesTable, replaceTiles, roundsTable } from "./history.js";
 import { showHeadroom } from "./headroom.js";
 import { LoadPanel } from "./load.js";
 import { Controls, ask, authorization } from "./operator.js";
@@ -13,6 +13,8 @@ import { EventFeed } from "./stream.js";
 
 /** Data older than this is stale: three ticks did not come. */
 const STALE_AFTER_S = 3.5;
+/** Ages grow when no events come, too. */
+const DRAW_EVERY_MS = 1200;
 const SEARCH_EVERY_MS = 2000;
 const HEADROOM_EVERY_MS = 15_000;
 const HIDDEN_FOR_MS = 30_000;
@@ -31,6 +33,7 @@ const tables = {
 };
 let link = { isOpen: false, why: CONNECTING };
 let found = null;
+let drawn_ms = 0;
 
 const controls = new Controls({
   onToken: () => {
@@ -77,6 +80,7 @@ load.onChosen = () => {
 for (const table of Object.values(tables)) table.onSort = draw;
 
 function draw() {
+  drawn_ms = performance.now();
   const now_s = store.now_s();
   const data_age_s = isKnown(now_s) ? now_s - store.t_s : null;
   const isStale = !link.isOpen || !isKnown(data_age_s) || data_age_s > STALE_AFTER_S;
@@ -130,13 +134,6 @@ function drawNow() {
   ]);
 }
 
-function replaceTiles(place, facts) {
-  const text = JSON.stringify(facts);
-  if (place.shown === text) return;
-  place.shown = text;
-  place.replaceChildren(...facts.map(([name, value, more]) => tile(name, value, more)));
-}
-
 function drawFleet(now_s) {
   const wanted = filter.value.trim().toLowerCase();
   const matches = (...names) => names.some((name) => name?.toLowerCase().includes(wanted));
@@ -188,7 +185,7 @@ document.addEventListener("visibilitychange", () => {
   else feed.start();
 });
 
-setInterval(draw, 1000);
+setInterval(() => performance.now() - drawn_ms >= DRAW_EVERY_MS && draw(), DRAW_EVERY_MS / 4);
 setInterval(() => search().then(() => found && draw()), SEARCH_EVERY_MS);
 setInterval(askHeadroom, HEADROOM_EVERY_MS);
 feed.start();

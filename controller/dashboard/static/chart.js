@@ -3,7 +3,6 @@
 import { h, svg } from "./dom.js";
 import { isKnown, short } from "./format.js";
 
-const WIDTH = 640;
 const HEIGHT = 176;
 const LEFT = 44;
 const RIGHT = 10;
@@ -12,12 +11,12 @@ const BOTTOM = 22;
 
 /** Places of a time and a value on the canvas. */
 class Scale {
-  constructor({ from_s, until_s, top, height = HEIGHT }) {
-    Object.assign(this, { from_s, until_s, top: top > 0 ? top : 1, height });
+  constructor({ from_s, until_s, top, width, height = HEIGHT }) {
+    Object.assign(this, { from_s, until_s, top: top > 0 ? top : 1, width, height });
   }
 
   x(t_s) {
-    return LEFT + ((t_s - this.from_s) / (this.until_s - this.from_s)) * (WIDTH - LEFT - RIGHT);
+    return LEFT + ((t_s - this.from_s) / (this.until_s - this.from_s)) * (this.width - LEFT - RIGHT);
   }
 
   y(value) {
@@ -55,7 +54,7 @@ function axes(scale, ticks, { values = true } = {}) {
   const parts = [];
   for (const share of values ? [0, 0.5, 1] : [0]) {
     const y = scale.y(scale.top * share);
-    parts.push(svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y, y2: y }));
+    parts.push(svg("line", { class: "grid", x1: LEFT, x2: scale.width - RIGHT, y1: y, y2: y }));
     if (values) parts.push(svg("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, short(scale.top * share)));
   }
   ticks.forEach(({ t_s, label }, at) => {
@@ -66,8 +65,8 @@ function axes(scale, ticks, { values = true } = {}) {
   return parts;
 }
 
-const canvas = (label, height = HEIGHT) =>
-  svg("svg", { class: height < HEIGHT ? "chart low" : "chart", viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label });
+const canvas = (label, { width, height }) =>
+  svg("svg", { class: "chart", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
 
 const niceTop = (value) => {
   if (!(value > 0)) return 1;
@@ -78,14 +77,15 @@ const niceTop = (value) => {
 const peak = (points, ...values) => Math.max(0, ...points.flatMap((p) => values.map((v) => v(p)).filter(isKnown)));
 
 /** Observed until now, forecast after it: `ahead` has {t_s, low, mid, high}, low None where it is not forecast. */
-export function forecastChart({ label, now_s, past_s, ahead_s, observed, ahead }) {
+export function forecastChart({ label, width, now_s, past_s, ahead_s, observed, ahead }) {
   const seen = observed.filter((point) => point.t_s >= now_s - past_s && point.t_s <= now_s);
   const top = niceTop(Math.max(peak(seen, (p) => p.value), peak(ahead, (p) => p.high, (p) => p.mid)));
-  const scale = new Scale({ from_s: now_s - past_s, until_s: now_s + ahead_s, top });
+  const scale = new Scale({ from_s: now_s - past_s, until_s: now_s + ahead_s, top, width });
   const ticks = [];
-  for (let back = past_s; back > 0; back -= 60) ticks.push({ t_s: now_s - back, label: `−${back / 60} min` });
+  const step_s = width < 420 ? 120 : 60;
+  for (let back = past_s - (past_s % step_s); back > 0; back -= step_s) ticks.push({ t_s: now_s - back, label: `−${back / 60} min` });
   ticks.push({ t_s: now_s, label: "now" }, { t_s: now_s + ahead_s, label: `+${ahead_s} s` });
-  const chart = canvas(label);
+  const chart = canvas(label, scale);
   chart.append(
     ...axes(scale, ticks),
     svg("path", { class: "band", d: band(scale, ahead, (p) => p.low, (p) => p.high) }),
@@ -98,14 +98,14 @@ export function forecastChart({ label, now_s, past_s, ahead_s, observed, ahead }
 }
 
 /** Syncs spent as steps, against the plan that spends them evenly. */
-export function budgetChart({ label, from_s, until_s, now_s, spent, plan, fromLabel, untilLabel }) {
+export function budgetChart({ label, width, from_s, until_s, now_s, spent, plan, fromLabel, untilLabel }) {
   const total = Math.max(plan ?? 0, spent.at(-1)?.value ?? 0);
-  const scale = new Scale({ from_s, until_s, top: niceTop(total) });
+  const scale = new Scale({ from_s, until_s, top: niceTop(total), width });
   const ticks = [
     { t_s: from_s, label: fromLabel },
     { t_s: until_s, label: untilLabel },
   ];
-  const chart = canvas(label);
+  const chart = canvas(label, scale);
   chart.append(...axes(scale, ticks));
   if (isKnown(plan)) {
     const line = [
@@ -123,10 +123,10 @@ export function budgetChart({ label, from_s, until_s, now_s, spent, plan, fromLa
 }
 
 /** One bar per round, from its begin to its end, coloured by outcome. */
-export function roundsChart({ label, from_s, until_s, rounds, fromLabel }) {
+export function roundsChart({ label, width, from_s, until_s, rounds, fromLabel }) {
   const height = 72;
-  const scale = new Scale({ from_s, until_s, top: 1, height });
-  const chart = canvas(label, height);
+  const scale = new Scale({ from_s, until_s, top: 1, width, height });
+  const chart = canvas(label, scale);
   chart.append(
     ...axes(scale, [{ t_s: from_s, label: fromLabel }, { t_s: until_s, label: "now" }], { values: false }),
     ...rounds.map((round) => {
@@ -143,4 +143,12 @@ export function roundsChart({ label, from_s, until_s, rounds, fromLabel }) {
 export function figure(caption, chart, legend = []) {
   const items = legend.map(([kind, text]) => h("li", { class: `l-${kind}` }, text));
   return h("figure", {}, h("figcaption", {}, caption), chart, items.length ? h("ul", { class: "legend" }, items) : null);
+}
+
+/** Fill a place with figures that are as wide as it lets them be: `make(width)` is asked again when it was wrong. */
+export function drawFigures(place, make) {
+  const room = () => Math.max(240, place.querySelector("figure")?.clientWidth || place.clientWidth);
+  const width = room();
+  place.replaceChildren(...make(width));
+  if (room() !== width) place.replaceChildren(...make(room()));
 }

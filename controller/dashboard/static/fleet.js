@@ -16,19 +16,20 @@ const live = (value) => (row) => (row.known ? value(row) : null);
 /** `choose(server_id)` is called when somebody wants to see a server's load. */
 export function serversTable(choose, chosen) {
   const name = (cell, row, text) => {
-    cell.title = text;
-    cell.replaceChildren(h("button", { type: "button", onclick: () => choose(row.server_id), "aria-label": `Show the load of ${text}` }, text));
+    const button = { type: "button", title: `${text}: show its load`, onclick: () => choose(row.server_id) };
+    cell.replaceChildren(h("button", button, text));
   };
   return new Table(byId("servers"), {
     caption: "Servers: state, load, pressure, gate and age of the newest sample",
     key: (row) => row.server_id,
-    sort: { column: 3, descending: true },
+    sort: { column: 4, descending: true },
     empty: "No server has sent a sample yet. Start a sidecar beside a vLLM server, with --controller and this address.",
     rowClass: (row) => (row.server_id === chosen() ? "chosen" : ""),
     columns: [
       { title: "Server", head: true, text: (row) => row.server_id, show: name },
       { title: "State", text: (row) => words(row.state), kind: (row) => STATES[row.state] ?? "unknown" },
       { title: "Load", text: (row) => (row.known ? "known" : UNKNOWN), kind: (row) => (row.known ? "good" : "bad"), sort: (row) => row.known },
+      { title: "Age", num: true, sort: (row) => -row.t_s, text: (row, now_s) => age(now_s - row.t_s) },
       { title: "Pressure", num: true, sort: live((row) => row.pressure_frac), text: (row) => percent(live((r) => r.pressure_frac)(row)), show: meter((row) => row.pressure_frac) },
       ...numbers([
         ["Running", (row) => row.running, whole],
@@ -40,7 +41,6 @@ export function serversTable(choose, chosen) {
       ], live),
       { title: "Gate", text: live((row) => gateText(row)), kind: (row) => (row.known && isKnown(row.gate_busy) ? (row.gate_busy ? "warn" : "good") : "unknown"), sort: (row) => row.gate_reason },
       { title: "Trainer", text: (row) => words(live((r) => r.trainer_phase)(row)), kind: (row) => (row.known && row.trainer_phase ? PHASES[row.trainer_phase] : "unknown") },
-      { title: "Age", num: true, sort: (row) => -row.t_s, text: (row, now_s) => age(now_s - row.t_s) },
       { title: "Node", cell: "text", text: (row) => row.node },
     ].map((column) => ({ ...column, text: (row, context) => column.text(row, context) ?? UNKNOWN })),
   });
@@ -81,7 +81,7 @@ export function islandsTable() {
 
 function yieldText(row) {
   if (row.yield_reason) return `waits: ${words(row.yield_reason)}`;
-  return isKnown(row.yielded_s) ? `no (${duration(row.yielded_s)} in all)` : "no gate";
+  return isKnown(row.yielded_s) ? `no, ${duration(row.yielded_s)} in all` : "no gate";
 }
 
 /** The violation rate of a window; None while nothing was judged. */

@@ -63,6 +63,8 @@ export const moment = (unix_s) =>
 
 export const words = (name) => or(name, (v) => String(v).replaceAll("_", " "));
 
+export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
 export const list = (values) => (values.length ? compress(values) : "none");
 
 /** 0, 1, 2, 5 → "0–2, 5". */

@@ -1,8 +1,8 @@
 // What happened: decisions, rounds, budget, recoveries.
 
-import { budgetChart, figure, roundsChart } from "./chart.js";
+import { budgetChart, drawFigures, figure, roundsChart } from "./chart.js";
 import { byId, h, setText } from "./dom.js";
-import { bytes, clock, duration, isKnown, list, moment, short, whole, words } from "./format.js";
+import { bytes, capital, clock, duration, isKnown, list, moment, short, whole, words } from "./format.js";
 import { sentence } from "./reasons.js";
 import { Table } from "./table.js";
 
@@ -13,12 +13,10 @@ export function decisionsTable(run) {
   const because = (cell, row) => {
     let parts = cell.parts;
     if (!parts) {
-      parts = cell.parts = { text: h("span"), terms: h("dl", { class: "terms" }) };
-      parts.details = h("details", {}, h("summary", {}, "Terms"), parts.terms);
-      cell.append(parts.text, parts.details);
+      parts = cell.parts = { text: h("summary"), terms: h("dl", { class: "terms" }) };
+      cell.append(h("details", {}, parts.text, parts.terms));
     }
-    setText(parts.text, sentence(row, run()));
-    parts.details.hidden = Object.keys(row.terms).length === 0;
+    setText(parts.text, capital(sentence(row, run())));
     updateTerms(parts.terms, row.terms);
   };
   return new Table(byId("decisions"), {
@@ -85,8 +83,11 @@ export function drawRounds(store, now_s) {
     .map((round) => ({ ...round, title: `round ${round.round}: ${round.outcome}, ${duration(round.end_s - round.began_s)}` }));
   byId("rounds-chart").hidden = all.length === 0;
   const label = `${rounds.length} rounds within the last ${duration(now_s - from_s)}`;
-  const chart = roundsChart({ label, from_s, until_s: now_s, rounds, fromLabel: `−${duration(now_s - from_s)}` });
-  byId("rounds-chart").replaceChildren(figure(label, chart, Object.keys(OUTCOMES).map((name) => [name, name])));
+  const legend = Object.keys(OUTCOMES).map((name) => [name, name]);
+  const fromLabel = `−${duration(now_s - from_s)}`;
+  drawFigures(byId("rounds-chart"), (width) => [
+    figure(label, roundsChart({ label, width, from_s, until_s: now_s, rounds, fromLabel }), legend),
+  ]);
 }
 
 export function drawBudget(store, now_s) {
@@ -103,7 +104,7 @@ export function drawBudget(store, now_s) {
   ];
   const before = status.spent - spent_at_s.length;
   const spent = [{ t_s: status.started_s, value: Math.max(0, before) }, ...spent_at_s.map((t_s, at) => ({ t_s, value: before + at + 1 }))];
-  const chart = budgetChart({
+  const picture = {
     label: `Syncs spent since ${moment(status.started_s)}: ${status.spent}`,
     from_s: status.started_s,
     until_s: ends_s ?? Math.max(now_s, status.started_s + 60),
@@ -112,13 +113,22 @@ export function drawBudget(store, now_s) {
     plan: isKnown(ends_s) ? spec.outer_syncs : null,
     fromLabel: moment(status.started_s),
     untilLabel: isKnown(ends_s) ? moment(ends_s) : "now",
-  });
+  };
   const legend = isKnown(ends_s) ? [["line", "spent"], ["plan", "evenly until the end"]] : [["line", "spent"]];
-  byId("budget").replaceChildren(h("dl", { class: "tiles" }, facts.map(([name, value]) => tile(name, value))), figure("Outer syncs spent", chart, legend));
+  replaceTiles(byId("budget-facts"), facts);
+  drawFigures(byId("budget-chart"), (width) => [figure("Outer syncs spent", budgetChart({ width, ...picture }), legend)]);
 }
 
 export const tile = (name, value, more) =>
   h("div", { class: "tile" }, h("dt", {}, name), h("dd", { class: value === "unknown" ? "unknown" : null }, value), more ? h("dd", {}, more) : null);
+
+/** Tiles of [name, value, more], drawn anew only when one of them has changed. */
+export function replaceTiles(place, facts) {
+  const text = JSON.stringify(facts);
+  if (place.shown === text) return;
+  place.shown = text;
+  place.replaceChildren(...facts.map(([name, value, more]) => tile(name, value, more)));
+}
 
 function againstPlan(status, ends_s, now_s) {
   if (!isKnown(ends_s)) return "no plan";

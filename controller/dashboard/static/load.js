@@ -1,6 +1,6 @@
 // The load of one chosen server: what was observed, and what its sidecar expects.
 
-import { figure, forecastChart } from "./chart.js";
+import { drawFigures, figure, forecastChart } from "./chart.js";
 import { byId, h, setText } from "./dom.js";
 import { age, isKnown, percent, short } from "./format.js";
 
@@ -73,7 +73,7 @@ export class LoadPanel {
     const observed = this.#observed(store.points.get(this.chosen) ?? []);
     setText(byId("load-note"), note(sample, now_s, store.run?.stale_after_s));
     const points = sample.forecast.map((point) => ({ ...point, t_s: sample.t_s + point.horizon_s })).filter((point) => point.t_s >= now_s - 5);
-    place.replaceChildren(arrivalsFigure(observed, points, now_s), engineFigure(observed, points, now_s));
+    drawFigures(place, (width) => [arrivalsFigure(width, observed, points, now_s), engineFigure(width, observed, points, now_s)]);
   }
 
   /** Second by second for as long as this page looked on, before that in the controller's bins. */
@@ -97,16 +97,16 @@ function note(sample, now_s, stale_after_s) {
   return parts.join(" ");
 }
 
-function arrivalsFigure(observed, points, now_s) {
+function arrivalsFigure(width, observed, points, now_s) {
   const ahead = points.map((p) => ({ t_s: p.t_s, low: p.arrivals_per_s_q10, mid: p.arrivals_per_s_q50, high: p.arrivals_per_s_q90 }));
   const label = "Requests that arrive per second: observed over five minutes, and the forecast of the next minute";
-  const chart = forecastChart({ label, now_s, past_s: PAST_S, ahead_s: AHEAD_S, observed: observed.map((p) => ({ t_s: p.t_s, value: p.arrivals_per_s })), ahead });
+  const chart = forecastChart({ label, width, now_s, past_s: PAST_S, ahead_s: AHEAD_S, observed: observed.map((p) => ({ t_s: p.t_s, value: p.arrivals_per_s })), ahead });
   return figure("Arrivals per second", chart, [["line", "observed"], ["ahead", "forecast, median"], ["band", "10 % to 90 %"]]);
 }
 
-function engineFigure(observed, points, now_s) {
+function engineFigure(width, observed, points, now_s) {
   const ahead = points.map((p) => ({ t_s: p.t_s, low: null, mid: p.running, high: p.running_q90 }));
   const label = "Requests in the engine, running and waiting: observed over five minutes, and the forecast of the next minute";
-  const chart = forecastChart({ label, now_s, past_s: PAST_S, ahead_s: AHEAD_S, observed: observed.map((p) => ({ t_s: p.t_s, value: p.in_engine })), ahead });
+  const chart = forecastChart({ label, width, now_s, past_s: PAST_S, ahead_s: AHEAD_S, observed: observed.map((p) => ({ t_s: p.t_s, value: p.in_engine })), ahead });
   return figure("Requests in the engine", chart, [["line", "observed"], ["ahead", "forecast, mean and 90 %"]]);
 }

@@ -61,7 +61,8 @@ export class Table {
     const busy = this.body.matches(":hover") || this.body.contains(document.activeElement);
     const byKey = new Map(rows.map((row) => [this.key(row), row]));
     const isSame = this.#order.every((key) => byKey.has(key)) && this.#order.length === Math.min(rows.length, this.limit);
-    if (!isSame || (now - this.#sorted_ms >= RESORT_MS && !busy)) {
+    const isAsked = this.#sorted_ms === -Infinity;
+    if (!isSame || isAsked || (now - this.#sorted_ms >= RESORT_MS && !busy)) {
       this.#sorted_ms = now;
       const sorted = [...rows].sort(this.#compare());
       this.#order = sorted.slice(0, this.limit).map(this.key);
