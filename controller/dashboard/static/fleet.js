@@ -48,7 +48,10 @@ export function serversTable(choose, chosen) {
 
 const numbers = (columns, wrap) => columns.map(([title, value, write]) => ({ title, num: true, sort: wrap(value), text: (row) => write(wrap(value)(row)) }));
 
-const gateText = (row) => (isKnown(row.gate_busy) ? `${row.gate_busy ? "wait" : "free"}: ${words(row.gate_reason)}` : null);
+const gateText = (row) => {
+  if (!isKnown(row.gate_busy)) return null;
+  return row.gate_busy ? `wait: ${words(row.gate_reason)}` : "free";
+};
 
 export function islandsTable() {
   const plain = (value) => value;

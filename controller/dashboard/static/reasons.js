@@ -3,19 +3,20 @@
 import { duration, isKnown, percent, short, whole, words } from "./format.js";
 
 const n = (value) => whole(value);
+const steps = (value) => (value === 1 ? "one inner step" : `${whole(value)} inner steps`);
 const pressure = (t) => (t.unknown_servers > 0 ? `the load of ${n(t.unknown_servers)} server(s) is unknown, which counts as full` : `pressure is ${percent(t.pressure)}`);
 
 const SENTENCES = {
   score_above_threshold: (t) => `the score ${short(t.score)} is over the threshold ${short(t.threshold)}: what the islands have learned is worth the sync`,
   score_below_threshold: (t) => `the score ${short(t.score)} is not over the threshold ${short(t.threshold)}; ${pressure(t)}`,
-  fixed_h_reached: (t) => `the islands have done ${n(t.h)} inner steps, as many as the rule asks for`,
-  below_fixed_h: (t) => `the islands have done ${n(t.h)} inner steps, fewer than the rule asks for`,
+  fixed_h_reached: (t) => `the islands have done ${steps(t.h)}, as many as the rule asks for`,
+  below_fixed_h: (t) => `the islands have done ${steps(t.h)}, fewer than the rule asks for`,
   pressure_low: (t) => `the servers are quiet: ${pressure(t)}`,
   pressure_high: (t) => `the servers are busy: ${pressure(t)}`,
   random_time_reached: () => "the random time for this sync has come",
   before_random_time: () => "the random time for this sync has not come yet",
-  max_h_reached: (t, run) => `the islands have done ${n(t.h_max)} inner steps, the most allowed (max_h ${n(run?.max_h)})`,
-  below_min_h: (t, run) => `the islands have done ${n(t.h)} inner steps since the last sync; none is due before ${n(run?.min_h)} (min_h)`,
+  max_h_reached: (t, run) => `the islands have done ${steps(t.h_max)}, the most allowed (max_h ${n(run?.max_h)})`,
+  below_min_h: (t, run) => `the islands have done ${steps(t.h)} since the last sync; none is due before ${n(run?.min_h)} (min_h)`,
   min_gap: () => "the last sync, or the last try, is too recent",
   budget_exhausted: () => "the budget is spent, or its horizon is over; set a new one to go on",
   budget_due: () => "the rest of the budget would no longer fit before its horizon ends",

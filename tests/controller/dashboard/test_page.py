@@ -408,6 +408,24 @@ def test_every_text_stands_out_from_what_is_behind_it(fleet: LiveFleet, open_pag
     assert stale["worst"] == []
 
 
+def test_the_api_page_needs_no_other_server_and_tries_an_operation(fleet: LiveFleet, open_page: OpenPage) -> None:
+    page = open_page(f"{fleet.controller.url}/docs", size=PHONE)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.reload()
+    page.locator("summary", has_text="/v1/budget").first.wait_for()
+    operation = page.locator("details.operation", has_text="PUT/v1/budget")
+    operation.locator("summary").first.click()
+    assert "outer_syncs" in (operation.text_content() or "")
+    operation = page.locator("details.operation", has_text="GET/v1/policy")
+    operation.locator("summary").first.click()
+    operation.get_by_role("button", name="Send GET").click()
+    wait_until(page, "[...document.querySelectorAll('pre')].some((at) => at.textContent.includes('fixed_h'))")
+    assert all(url.startswith(fleet.controller.url) for url in asked)
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    assert page.evaluate(CONTRAST)["worst"] == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [PHONE, WIDE], ids=["phone", "wide"])
 def test_pictures_of_the_page(fleet: LiveFleet, open_page: OpenPage, size: dict[str, int], scheme: str) -> None:
