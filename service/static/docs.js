@@ -99,7 +99,7 @@ function operation(path, method, told) {
         ...[
           told.description ? h("p", {}, told.description) : null,
           (told.parameters ?? []).length ? [h("h3", {}, "Parameters"), h("ul", {}, told.parameters.map(parameter))] : null,
-          body ? [h("h3", {}, `Body: ${typeOf(body.schema)}`), within(body.schema)] : null,
+          body ? [h("h3", {}, `Body: ${typeOf(body.schema)}`), modelOf(body.schema) ? fieldsOf(modelOf(body.schema)) : null] : null,
           h("h3", {}, "Answers"),
           h("ul", {}, Object.entries(told.responses ?? {}).map(([status, answer]) => answerOf(status, answer))),
           tryOut(path, method, told, body),

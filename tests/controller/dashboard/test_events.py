@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from controller.app import build_controller_app
 from controller.dashboard import service, stream
 from controller.dashboard.feed import KEPT_TICKS
+from controller.dashboard.picture import take_picture
 from controller.dashboard.service import Dashboard
 from tests.controller.dashboard.sse import EventClient, following
 from tests.controller.helpers import Client, ManualClock, make_settings, progress, running_app, sample, until
@@ -124,7 +125,6 @@ def test_decisions_from_before_a_restart_are_there_again(tmp_path: Path) -> None
 
 def test_all_clients_get_the_same_bytes_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[object] = []
-    take_picture = service.take_picture
 
     def counted(controller: Any) -> Any:
         looks.append(controller)
@@ -289,8 +289,6 @@ def test_the_stream_needs_the_token_and_the_page_does_not(tmp_path: Path) -> Non
 def test_a_picture_that_fails_is_counted_and_the_next_tick_tries_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    take_picture = service.take_picture
-
     async def body(client: Client, app: FastAPI, dashboard: Dashboard) -> None:
         async with following(app) as reader:
             await reader.next()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from controller.dashboard.history import BIN_S, NUM_BINS, LoadHistory, SloCount
@@ -11,7 +13,7 @@ from tests.controller.helpers import sample
 T0_S = 1_700_000_000.0
 
 
-def add(history: LoadHistory, t_s: float, **fields: object) -> None:
+def add(history: LoadHistory, t_s: float, **fields: Any) -> None:
     history.add(LoadSample.model_validate(sample(t_s=t_s, **fields)))
 
 
