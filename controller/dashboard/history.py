@@ -102,14 +102,17 @@ class LoadHistory:
         ring = self._rings.get(server_id)
         if ring is None:
             return None
-        first = max(int(since_s // BIN_S), ring.last - NUM_BINS + 1)
-        numbers = [number for number in range(first, ring.last + 1) if ring.read(number, _REQUESTS) is not None]
-        if not numbers:
-            return None
-        return SloCount(
-            requests=sum(ring.read(number, _REQUESTS) or 0.0 for number in numbers),
-            violations=sum(ring.read(number, _VIOLATIONS) or 0.0 for number in numbers),
-        )
+        requests = violations = 0.0
+        is_told = False
+        # Twice per row and tick: an array is read directly, and NaN is what differs from itself.
+        for number in range(max(int(since_s // BIN_S), ring.last - NUM_BINS + 1), ring.last + 1):
+            at = number % NUM_BINS * _WIDTH
+            judged = ring.values[at + _REQUESTS]
+            if judged == judged:
+                is_told = True
+                requests += judged
+                violations += ring.values[at + _VIOLATIONS]
+        return SloCount(requests=requests, violations=violations) if is_told else None
 
 
 def _to_bin(ring: _Ring, number: int) -> LoadBin:

@@ -33,8 +33,8 @@ from controller.state import FleetState
 from service.errors import InputError
 from sidecar.schema import LoadSample
 
-MAX_SERVER_ROWS = 500
-MAX_ISLAND_ROWS = 500
+MAX_SERVER_ROWS = 300
+MAX_ISLAND_ROWS = 300
 MAX_DECISION_ROWS = 200
 MAX_ROUND_ROWS = 100
 

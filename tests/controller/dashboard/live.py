@@ -57,6 +57,13 @@ class LiveController:
         self._child.process.kill()
         self.children.stop([self._child])
 
+    def terminate(self) -> str:
+        """Ask it to end, wait until it has, and return its log."""
+        assert self._child is not None
+        self._child.process.terminate()
+        assert self._child.process.wait(DEADLINE_S) == 0
+        return self._child.log.read_text()
+
     def client(self) -> httpx.Client:
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         return httpx.Client(base_url=self.url, headers=headers, timeout=10, trust_env=False)

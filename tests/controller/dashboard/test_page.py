@@ -135,7 +135,9 @@ def test_the_page_shows_the_fleet_and_why_it_syncs_or_not(fleet: LiveFleet, open
     assert "unknown" in row(page, "slo", "vllm-5").text_content()
     assert page.locator("#load svg").count() == 2
     assert page.locator("#load svg path.band").first.get_attribute("d")
-    assert "does not measure" in text_of(page, "#headroom")
+    with fleet.controller.client() as http:
+        is_measured = http.get("/v1/headroom").status_code == 200
+    assert ("does not measure" in text_of(page, "#headroom")) is not is_measured
 
 
 def test_news_come_without_a_reload(fleet: LiveFleet, open_page: OpenPage) -> None:
@@ -285,6 +287,92 @@ def test_ten_thousand_servers_show_the_ones_under_pressure_and_find_the_others(
         wait_until(page, "document.querySelectorAll('#servers tbody tr').length === 10")
         wait_text(page, "#servers-note", "10 of 10 servers that match")
         assert "vllm-00003" in page.locator("#servers tbody th").all_text_contents()
+
+
+# Counts what is changed in a table's body between two ticks, by column; rows that are put in count as -1.
+WATCH = """() => {
+  const body = document.querySelector("#servers tbody");
+  window.touched = {};
+  const count = (key) => (window.touched[key] = (window.touched[key] ?? 0) + 1);
+  const note = (records) => records.forEach((record) => {
+    if (record.target === body) return record.addedNodes.forEach(() => count(-1));
+    const cell = (record.target.closest ? record.target : record.target.parentElement).closest("td, th");
+    count(cell ? cell.cellIndex : "row");
+  });
+  new MutationObserver(note).observe(body, { childList: true, subtree: true, characterData: true });
+}"""
+
+
+def test_two_hundred_servers_and_a_hundred_islands_are_drawn_once_and_then_only_what_changes(
+    tmp_path: Path, browser: Browser, open_page: OpenPage
+) -> None:
+    with live_controller(tmp_path, "--num-slots", "100", "--stale-after-s", "300") as controller:
+        with controller.client() as http:
+            now_s = http.get("/v1/fleet").json()["t_s"]
+            samples = [live_sample(f"vllm-{number:03}", now_s, number=number) for number in range(200)]
+            http.post("/v1/samples", json={"samples": samples}).raise_for_status()
+            for number in range(100):
+                body = {"agent_id": f"island-{number:03}", "instance": "first", "node": f"host-{number}"}
+                http.post("/v1/agents", json=body).raise_for_status()
+            page = open_page(controller.url)
+            wait_until(page, "document.querySelectorAll('#servers tbody tr').length === 200")
+            wait_until(page, "document.querySelectorAll('#islands tbody tr').length === 100")
+            page.locator("#servers tbody").hover()  # Rows keep their places under a pointer.
+            page.evaluate(WATCH)
+            changed = live_sample("vllm-007", now_s + 1, number=7, running=4711)
+            http.post("/v1/samples", json={"samples": [changed]}).raise_for_status()
+            wait_text(page, "#servers", "4,711")
+            touched = page.evaluate("window.touched")
+        age, running = "3", "5"
+        assert touched.pop("-1", 0) == 0
+        assert touched[running] == 1
+        # Ages grow in every row; of the other columns only those of the one server that told something.
+        assert all(count <= 2 for column, count in touched.items() if column != age), touched
+
+
+def test_an_island_that_falls_silent_is_told_as_lost(tmp_path: Path, browser: Browser, open_page: OpenPage) -> None:
+    islands = [Island("island-a"), Island("island-b")]
+    with (
+        live_controller(tmp_path, *OPTIONS, "--lease-timeout-s", "2") as controller,
+        LiveFleet(controller, ["vllm-0", "vllm-1"], islands) as fleet,
+    ):
+        page = open_page(controller.url)
+        wait_until(page, "document.querySelectorAll('#islands tbody tr').length === 2")
+        fleet.silent |= {"island-b", "vllm-1"}
+        wait_text(page, "#recoveries", "lease lost")
+        assert "island-b" in text_of(page, "#recoveries")
+        assert "Without a lease now: 1." in text_of(page, "#recoveries-note")
+        wait_until(page, "document.querySelector('#islands tbody').textContent.includes('lost')")
+        wait_text(page, "#servers", "unknown")
+        fleet.silent.clear()
+        wait_text(page, "#recoveries", "came back")
+        islands[0].extra["restarts"] = 3
+        wait_text(page, "#recoveries", "worker restarted")
+
+
+HEADROOM = {
+    "t_s": 1.0,
+    "window_s": 1800.0,
+    "covered_s": 1500.0,
+    "verdict": "nothing_to_gain",
+    "syncs": 6,
+    "random_cost": 3.25,
+    "oracle_cost": None,
+    "policies": [{"policy": HOSTILE, "shadow": True, "syncs": 4, "cost": 2.5, "share_closed": 0.25}],
+}
+
+
+def test_the_headroom_is_shown_where_a_controller_measures_it(fleet: LiveFleet, open_page: OpenPage) -> None:
+    page = open_page("about:blank")
+    # What a controller answers that has the endpoint; the page takes it as it comes.
+    page.route("**/v1/headroom", lambda route: route.fulfill(json=HEADROOM))
+    page.goto(fleet.controller.url)
+    wait_text(page, "#headroom", "There is nothing to gain here")
+    told = text_of(page, "#headroom")
+    assert "Random schedules3.25" in told
+    assert "Best scheduleunknown" in told
+    assert f"{HOSTILE} (shadow)" in told
+    assert page.locator("#headroom img").count() == 0
 
 
 FOCUSED = """() => {
