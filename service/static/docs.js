@@ -25,6 +25,9 @@ const resolve = (schema) => {
 
 const nameOf = (schema) => schema?.$ref?.split("/").at(-1);
 
+/** Prose with ``names`` in it. */
+const prose = (text) => text.split(/``?([^`]+)``?/).map((part, at) => (at % 2 ? h("code", {}, part) : part));
+
 /** The type in a few words, with the names of models. */
 function typeOf(schema) {
   if (!schema) return "anything";
@@ -57,9 +60,9 @@ function fieldsOf(schema) {
   const required = new Set(model.required ?? []);
   const items = Object.entries(model.properties ?? {}).map(([name, field]) => {
     const facts = [typeOf(field), ...boundsOf(field), required.has(name) ? "required" : "default" in field ? `default ${JSON.stringify(field.default)}` : null];
-    return h("li", {}, h("code", {}, name), h("span", { class: "soft" }, ` ${facts.filter(Boolean).join(", ")}`), field.description ? h("div", {}, field.description) : null, within(field));
+    return h("li", {}, h("code", {}, name), h("span", { class: "soft" }, ` ${facts.filter(Boolean).join(", ")}`), field.description ? h("div", {}, prose(field.description)) : null, within(field));
   });
-  return h("div", {}, model.description ? h("p", {}, model.description) : null, h("ul", {}, items));
+  return h("div", {}, model.description ? h("p", {}, prose(model.description)) : null, h("ul", {}, items));
 }
 
 function within(schema) {
@@ -97,7 +100,7 @@ function operation(path, method, told) {
     () => {
       details.append(
         ...[
-          told.description ? h("p", {}, told.description) : null,
+          told.description ? h("p", {}, prose(told.description)) : null,
           (told.parameters ?? []).length ? [h("h3", {}, "Parameters"), h("ul", {}, told.parameters.map(parameter))] : null,
           body ? [h("h3", {}, `Body: ${typeOf(body.schema)}`), modelOf(body.schema) ? fieldsOf(modelOf(body.schema)) : null] : null,
           h("h3", {}, "Answers"),
@@ -112,7 +115,7 @@ function operation(path, method, told) {
 }
 
 const parameter = (told) =>
-  h("li", {}, h("code", {}, told.name), h("span", { class: "soft" }, ` in ${told.in}, ${typeOf(told.schema)}${told.required ? ", required" : ""} ${boundsOf(told.schema).join(", ")}`), told.description ? h("div", {}, told.description) : null);
+  h("li", {}, h("code", {}, told.name), h("span", { class: "soft" }, ` in ${told.in}, ${typeOf(told.schema)}${told.required ? ", required" : ""} ${boundsOf(told.schema).join(", ")}`), told.description ? h("div", {}, prose(told.description)) : null);
 
 function answerOf(status, answer) {
   const [type, content] = Object.entries(answer.content ?? {})[0] ?? [];

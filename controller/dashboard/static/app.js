@@ -1,7 +1,7 @@
 // The page: follows the events, and draws once per event and once a second.
 
 import { byId, setClass, setText } from "./dom.js";
-import { clock, isKnown, percent, whole, words, short } from "./format.js";
+import { clock, count, isKnown, percent, whole, words, short } from "./format.js";
 import { islandsTable, serversTable, sloNote, sloTable } from "./fleet.js";
 import { decisionsTable, drawBudget, drawRounds, newestDecisions, presentDecision, recoveriesNote, recoveriesTable, replaceTiles, roundsTable } from "./history.js";
 import { showHeadroom } from "./headroom.js";
@@ -126,10 +126,10 @@ function drawNow() {
   replaceTiles(byId("tiles"), [
     ["Policy", words(run.policy.name), Object.entries(run.policy.params).map(([name, value]) => `${name} ${short(value)}`).join(", ")],
     ["Servers", whole(totals.servers), totals.servers_unknown ? `${whole(totals.servers_unknown)} unknown` : "all known"],
-    ["Islands", `${totals.islands_alive} of ${run.num_slots}`, `${totals.agents} agents, epoch ${run.epoch}`],
+    ["Islands", `${totals.islands_alive} of ${run.num_slots}`, `${count(totals.agents, "agent")}, epoch ${run.epoch}`],
     ["H", steps.length ? whole(Math.min(...steps)) : "unknown", `least ${run.min_h}, most ${run.max_h}`],
     ["Pressure", percent(decision?.terms.pressure), "highest of the bound servers"],
-    ["Round", whole(run.round), `${whole(run.rounds_closed)} outer steps counted`],
+    ["Round", whole(run.round), `${count(run.rounds_closed, "outer step")} counted`],
     ["Budget", isKnown(spec.outer_syncs) ? `${whole(budget.status.remaining)} left` : "unlimited", `${whole(budget.status.spent)} spent`],
   ]);
 }

@@ -63,6 +63,9 @@ export const moment = (unix_s) =>
 
 export const words = (name) => or(name, (v) => String(v).replaceAll("_", " "));
 
+/** "1 round", "2 rounds". */
+export const count = (number, noun) => `${whole(number)} ${noun}${number === 1 ? "" : "s"}`;
+
 export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 export const list = (values) => (values.length ? compress(values) : "none");

@@ -2,7 +2,7 @@
 
 import { budgetChart, drawFigures, figure, roundsChart } from "./chart.js";
 import { byId, h, setText } from "./dom.js";
-import { bytes, capital, clock, duration, isKnown, list, moment, short, whole, words } from "./format.js";
+import { bytes, capital, clock, count, duration, isKnown, list, moment, short, whole, words } from "./format.js";
 import { sentence } from "./reasons.js";
 import { Table } from "./table.js";
 
@@ -82,7 +82,7 @@ export function drawRounds(store, now_s) {
     .filter((round) => round.end_s >= from_s)
     .map((round) => ({ ...round, title: `round ${round.round}: ${round.outcome}, ${duration(round.end_s - round.began_s)}` }));
   byId("rounds-chart").hidden = all.length === 0;
-  const label = `${rounds.length} rounds within the last ${duration(now_s - from_s)}`;
+  const label = `${count(rounds.length, "round")} within the last ${duration(now_s - from_s)}`;
   const legend = Object.keys(OUTCOMES).map((name) => [name, name]);
   const fromLabel = `−${duration(now_s - from_s)}`;
   drawFigures(byId("rounds-chart"), (width) => [

@@ -95,6 +95,15 @@ def text_of(page: Page, selector: str) -> str:
     return page.locator(selector).first.text_content() or ""
 
 
+def take_screenshot(page: Page, name: str) -> None:
+    """For people to look at: the folder is printed and kept."""
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    file = SCREENSHOTS / f"{name}.png"
+    page.screenshot(path=file, full_page=True)
+    print(f"screenshot {file}")
+    assert file.stat().st_size > 10_000
+
+
 def wait_until(page: Page, condition: str, argument: Any = None) -> None:
     """Wait for a condition in the page. Playwright's own waiting needs `eval` there, which its policy forbids."""
     deadline_s = time.monotonic() + TIMEOUT_MS / 1000
@@ -207,6 +216,7 @@ def test_a_lost_connection_is_told_with_the_time_of_the_last_data_and_found_agai
         assert "stale" in (page.locator("body").get_attribute("class") or "")
         assert page.get_by_role("button", name="Pause", exact=True).is_disabled()
         assert page.locator("#servers tbody tr").count() == 2
+        take_screenshot(page, "dashboard-lost-1280-light")
         controller.start()
         wait_live(page)
         wait_until(page, "document.querySelector('#banner').textContent === ''")
@@ -507,6 +517,7 @@ def test_the_api_page_needs_no_other_server_and_tries_an_operation(fleet: LiveFl
     page.locator("summary", has_text="/v1/budget").first.wait_for()
     operation = page.locator("details.operation", has_text="PUT/v1/budget")
     operation.locator("summary").first.click()
+    take_screenshot(page, "docs-390-light")
     operation.get_by_text("outer_syncs", exact=True).first.wait_for()
     operation = page.locator("details.operation", has_text="GET/v1/policy")
     operation.locator("summary").first.click()
@@ -524,8 +535,4 @@ def test_pictures_of_the_page(fleet: LiveFleet, open_page: OpenPage, size: dict[
     wait_live(page)
     wait_text(page, "#rounds", "applied")
     wait_text(page, "#load", "Arrivals")
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    file = SCREENSHOTS / f"dashboard-{size['width']}-{scheme}.png"
-    page.screenshot(path=file, full_page=True)
-    print(f"screenshot {file}")
-    assert file.stat().st_size > 20_000
+    take_screenshot(page, f"dashboard-{size['width']}-{scheme}")

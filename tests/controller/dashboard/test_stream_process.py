@@ -74,3 +74,16 @@ def test_samples_reach_the_stream_within_a_tick_or_two(tmp_path: Path) -> None:
         assert set(follower.names[1:]) == {"tick"}
         controller.terminate()
         follower.join(DEADLINE_S)
+
+
+def test_a_client_that_goes_away_is_no_longer_counted(tmp_path: Path) -> None:
+    with live_controller(tmp_path) as controller, controller.client() as http:
+        with controller.client() as other, other.stream("GET", "/v1/events") as answer:
+            assert next(answer.iter_lines()).startswith("retry: ")
+            assert "wadiloco_controller_events_clients 1.0" in http.get("/metrics").text
+        waiting = threading.Event()
+        for _ in range(int(DEADLINE_S / 0.05)):
+            if "wadiloco_controller_events_clients 0.0" in http.get("/metrics").text:
+                break
+            waiting.wait(0.05)
+        assert "wadiloco_controller_events_clients 0.0" in http.get("/metrics").text
