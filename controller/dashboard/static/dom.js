@@ -30,5 +30,3 @@ export function setText(element, text) {
 export function setClass(element, name) {
   if (element.className !== name) element.className = name;
 }
-
-export const pill = (text, kind) => ({ text, kind });

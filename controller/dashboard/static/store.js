@@ -42,7 +42,7 @@ export class Store {
     put(this.recoveries, "id", frame.recoveries);
     for (const part of ["decisions", "rounds", "recoveries"]) trim(this[part], KEPT[part]);
     for (const row of frame.servers) this.#notePoint(row);
-    for (const gone of frame.servers_gone) this.points.delete(gone);
+    for (const name of this.points.keys()) if (!this.servers.has(name)) this.points.delete(name);
   }
 
   #notePoint(row) {
