@@ -11,6 +11,7 @@ from controller.api import build_router
 from controller.clock import Clock, steady_clock
 from controller.config import ControllerSettings
 from controller.core import Controller
+from controller.dashboard.service import Dashboard
 from controller.headroom import CostSource
 from controller.headroom_monitor import EVERY_S as HEADROOM_EVERY_S
 from controller.journal import Journal
@@ -45,6 +46,7 @@ def build_controller_app(
     metrics = Metrics()
     controller = Controller(state, metrics, clock, costs=costs)
     loop = Loop(controller)
+    dashboard = Dashboard(controller)
     metrics.registry.register(FleetCollector(controller.gauges))
 
     @asynccontextmanager
@@ -54,6 +56,7 @@ def build_controller_app(
             state.mailboxes.close()
 
         tasks.start("release polls", release_polls)
+        dashboard.start(tasks)
         tasks.start("decide", lambda: every(settings.tick_s, tasks.exit, loop.tick))
         tasks.start("headroom", lambda: every(HEADROOM_EVERY_S, tasks.exit, controller.lab.refresh))
         try:
@@ -71,6 +74,8 @@ def build_controller_app(
     )
     app.include_router(build_router(controller, loop))
     app.include_router(build_lab_router(controller.lab))
-    app.state.controller = controller
     app.state.loop = loop
+    app.include_router(dashboard.router)
+    app.state.controller = controller
+    app.state.dashboard = dashboard
     return app

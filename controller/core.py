@@ -12,6 +12,7 @@ import logging
 
 from controller.budget import check_budget, is_over
 from controller.clock import Clock
+from controller.dashboard.recent import read_recent
 from controller.headroom import CostSource
 from controller.lab import Lab
 from controller.metrics import Gauges, Metrics
@@ -54,6 +55,7 @@ class Controller:
         self.metrics = metrics
         self.clock = clock
         self.lab = Lab(state, metrics, clock, costs=costs)
+        self.recent = read_recent(state)
 
     async def ingest(self, batch: SampleBatch) -> SampleReceipt:
         """Judge each sample alone; returns once the good ones are on disk, if it can be written."""
@@ -67,6 +69,7 @@ class Controller:
                 rejected.append(RejectedSample(index=index, reason=verdict.outcome, detail=verdict.detail[:500]))
             elif verdict.sample is not None:
                 accepted.append(verdict.sample)
+                self.recent.history.add(verdict.sample)
                 body = verdict.sample.model_dump_json(exclude_none=True)
                 self.state.journal.append("samples", (verdict.sample.server_id, verdict.sample.t_s, body))
                 self.state.journal.put("servers", verdict.sample.server_id, body)

@@ -97,6 +97,7 @@ class Loop:
             terms=dict(decision.terms),
         )
         state.journal.append("decisions", decision_row(record))
+        self._controller.recent.decisions.add(record)
         self._metrics.decisions.labels(record.policy, record.action, record.reason).inc()
         if record.action is Action.SYNC:
             self._direct(record, syncing={island.slot for island in view.islands if island.syncing})

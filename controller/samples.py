@@ -6,7 +6,7 @@ Everything else is unknown, and unknown is full.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -104,6 +104,17 @@ class SampleBook:
             )
             for _, sample in sorted(self._latest.items())
         ]
+
+    def newest(self, now_s: float) -> Iterator[tuple[LoadSample, bool]]:
+        """The newest sample of each server, and whether its load is known."""
+        return ((sample, self._is_known(sample, now_s)) for sample in self._latest.values())
+
+    @property
+    def server_ids(self) -> Collection[str]:
+        return self._latest.keys()
+
+    def find(self, server_id: str) -> LoadSample | None:
+        return self._latest.get(server_id)
 
     def num_known(self, now_s: float) -> tuple[int, int]:
         """How many servers' load is known, and how many's is not."""

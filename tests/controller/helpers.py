@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from fastapi import FastAPI
 from pydantic import BaseModel
 
 from controller.app import build_controller_app
@@ -129,7 +130,12 @@ class Client:
 
 @asynccontextmanager
 async def running(settings: ControllerSettings, clock: Clock, costs: CostSource | None = None) -> AsyncIterator[Client]:
-    app = build_controller_app(settings, clock=clock, costs=costs)
+    async with running_app(build_controller_app(settings, clock=clock, costs=costs)) as client:
+        yield client
+
+
+@asynccontextmanager
+async def running_app(app: FastAPI) -> AsyncIterator[Client]:
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://controller") as http:
