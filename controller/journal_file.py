@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from controller.schema import Action, DecisionRecord, Reason
+from controller.schema import Action, DecisionRecord, Reason, RecoveryRecord
 from service.errors import ConfigError, ConflictError, UnavailableError
 from service.files import check_regular, open_regular
 from sidecar.schema import LoadSample
@@ -37,6 +37,7 @@ LOG_TABLES = {
     "samples": "INSERT INTO samples (server_id, t_s, body) VALUES (?, ?, ?)",
     "decisions": "INSERT OR REPLACE INTO decisions (id, t_s, policy, action, reason, round, slots, terms)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+    "recoveries": "INSERT OR REPLACE INTO recoveries (id, t_s, slot, agent_id, kind, body) VALUES (?, ?, ?, ?, ?, ?)",
 }
 """Tables that grow with time, and the statement that adds a row."""
 
@@ -50,11 +51,22 @@ CREATE TABLE IF NOT EXISTS decisions (
     round INTEGER NOT NULL, slots TEXT NOT NULL, terms TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS decisions_by_time ON decisions (t_s);
+CREATE TABLE IF NOT EXISTS recoveries (
+    id INTEGER PRIMARY KEY, t_s REAL NOT NULL, slot INTEGER, agent_id TEXT, kind TEXT NOT NULL, body TEXT NOT NULL
+);
 """
 _DDL = _LOG_DDL + "".join(
     f"CREATE TABLE IF NOT EXISTS {name} (key TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID;\n"
     for name in _STATE_NAMES
 )
+
+_PAGES = {
+    "decisions": ("id", "t_s, policy, action, reason, round, slots, terms"),
+    "samples": ("id", "server_id, t_s, body"),
+    "rounds": ("CAST(key AS INTEGER)", "body"),
+    "recoveries": ("id", "t_s, slot, agent_id, kind, body"),
+}
+"""Tables that are read page by page: what numbers their rows, and their other columns."""
 
 _BESIDE = ("-wal", "-shm", "-journal")
 """What SQLite keeps beside a database."""
@@ -71,6 +83,8 @@ _IS_STORED = (
 """A view, a virtual table or a computed column could go on for ever."""
 
 M = TypeVar("M", bound=BaseModel)
+Row = dict[str, object]
+"""Column → value."""
 
 
 class Lock:
@@ -217,6 +231,32 @@ class JournalReader:
         assert isinstance(last, int)
         return last
 
+    def last_recovery_id(self) -> int:
+        ((last,),) = self._query("recoveries", "SELECT coalesce(max(id), 0) FROM recoveries", ())
+        assert isinstance(last, int)
+        return last
+
+    def page(self, table: str, *, since: int, limit: int) -> list[Row]:
+        """Rows whose ``id`` is over ``since``, in its order."""
+        number, others = _PAGES[table]
+        query = f"SELECT {number} AS id, {others} FROM {table} WHERE {number} > ? ORDER BY {number} LIMIT ?"  # noqa: S608
+        names = ["id", *others.split(", ")]
+        return [dict(zip(names, row, strict=True)) for row in self._query(table, query, (since, limit))]
+
+    def last_of_page(self, table: str, *, since: int, limit: int) -> int:
+        """The highest ``id`` of `page`; ``since`` when that is empty."""
+        number, _ = _PAGES[table]
+        page = f"SELECT {number} AS id FROM {table} WHERE {number} > ? ORDER BY {number} LIMIT ?"  # noqa: S608
+        query = f"SELECT coalesce(max(id), ?) FROM ({page})"  # noqa: S608
+        ((last,),) = self._query(table, query, (since, since, limit))
+        assert isinstance(last, int)
+        return last
+
+    def recoveries(self, *, since: int, limit: int) -> list[RecoveryRecord]:
+        """Recoveries with an id over ``since``, oldest first."""
+        rows = self.page("recoveries", since=since, limit=limit)
+        return [RecoveryRecord.model_validate_json(str(row["body"])) for row in rows]
+
     def decisions(self, *, since: int, limit: int) -> list[DecisionRecord]:
         """Decisions with an id over ``since``, oldest first."""
         columns = "id, t_s, policy, action, reason, round, slots, terms"
@@ -261,6 +301,10 @@ def decision_row(decision: DecisionRecord) -> tuple[object, ...]:
         json.dumps(decision.slots),
         json.dumps(decision.terms),
     )
+
+
+def recovery_row(record: RecoveryRecord) -> tuple[object, ...]:
+    return record.id, record.t_s, record.slot, record.agent_id, record.kind.value, record.model_dump_json()
 
 
 def _to_decision(row: tuple[object, ...]) -> DecisionRecord:
