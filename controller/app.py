@@ -14,6 +14,7 @@ from controller.core import Controller
 from controller.journal import Journal
 from controller.loop import Loop
 from controller.metrics import FleetCollector, Metrics
+from controller.refusals import CountRefusals
 from controller.state import FleetState
 from service.app import build_app
 from service.tasks import Background, every
@@ -63,6 +64,7 @@ def build_controller_app(settings: ControllerSettings, *, clock: Clock | None = 
         description=DESCRIPTION,
         max_body_bytes=MAX_BODY_BYTES,
     )
+    app.add_middleware(CountRefusals, refusals=metrics.refusals)
     app.include_router(build_router(controller, loop))
     app.state.controller = controller
     return app

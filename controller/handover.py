@@ -60,7 +60,7 @@ class Handover:
             self._finish(agent, leaving, now_s=now_s)
 
     def after_syncs(self, agent: AgentRecord, syncs: Iterable[SyncReport], *, now_s: float) -> None:
-        """Carry out what waited for a sync of this agent, if one of these is it (one that failed left its steps open)."""
+        """Carry out what waited for a sync of this agent, if one of these is it; a failed one left its steps open."""
         if agent.leaving is not None and any(sync.outcome is not SyncOutcome.FAILED for sync in syncs):
             self._finish(agent, agent.leaving, now_s=now_s)
 

@@ -124,6 +124,7 @@ class Metrics:
     recoveries: Counter = field(init=False)
     control_actions: Counter = field(init=False)
     export_rows: Counter = field(init=False)
+    refusals: Counter = field(init=False)
     policy_failures: Counter = field(init=False)
     tick_failures: Counter = field(init=False)
     tick_seconds: Histogram = field(init=False)
@@ -139,6 +140,12 @@ class Metrics:
                 self.registry, "control_actions", "Operators' orders by what became of them.", ("action", "outcome")
             ),
             "export_rows": _counter(self.registry, "export_rows", "Rows exported.", ("table", "format")),
+            "refusals": _counter(
+                self.registry,
+                "refused_requests",
+                "Answers of 400 and more by what was asked for.",
+                ("family", "status"),
+            ),
             "leases_lost": _counter(self.registry, "leases_lost", "Agents that missed their lease."),
             "policy_failures": _counter(self.registry, "policy_failures", "Decisions whose policy raised."),
             "tick_failures": _counter(self.registry, "tick_failures", "Ticks that raised."),

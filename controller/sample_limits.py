@@ -1,6 +1,6 @@
 """Which load samples cannot be true. Pure; the wire model has already refused what is no finite number, or negative.
 
-A count of what is there has one limit. A count over an interval of ``t`` seconds may reach ``at once + per second * t``:
+A count of what is there has one limit. A count over an interval of t seconds may reach ``at once + per second * t``:
 far more than any server does, far less than nonsense, which would otherwise stay in sums and charts for good. A sample
 that is cut short by its interval (scrapes are never shorter than some milliseconds) is judged by the share "at once".
 """

@@ -1,4 +1,4 @@
-"""``python -m controller.export.docs FILE``: write the dictionary of columns into the documentation, between its marks."""
+"""``python -m controller.export.docs FILE``: write the dictionary of columns into a document, between its marks."""
 
 from __future__ import annotations
 

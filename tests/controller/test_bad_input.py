@@ -107,6 +107,8 @@ def test_a_batch_that_announces_too_much_is_refused_unread(tmp_path: Path) -> No
         answer = await client.http.post("/v1/samples", content=pieces(100 << 20, sent), headers=headers)
         assert (answer.status_code, answer.json()["remedy"]) == (413, "send smaller batches")
         assert sum(sent) <= 1 << 20
+        series = 'wadiloco_controller_refused_requests_total{family="samples",status="413"}'
+        assert await client.metric(series) == 1
 
     play(make_settings(tmp_path), ManualClock(), body)
 
@@ -117,6 +119,8 @@ def test_a_batch_that_goes_on_and_on_is_refused_at_the_bound(tmp_path: Path) -> 
         answer = await client.http.post("/v1/samples", content=pieces(100 << 20, sent), headers=JSON)
         assert answer.status_code == 413
         assert sum(sent) <= MAX_BODY_BYTES + (2 << 20)
+        series = 'wadiloco_controller_refused_requests_total{family="samples",status="413"}'
+        assert await client.metric(series) == 1
 
     play(make_settings(tmp_path), ManualClock(), body)
 
@@ -128,7 +132,7 @@ def test_a_batch_that_goes_on_and_on_is_refused_at_the_bound(tmp_path: Path) -> 
         (b"{", 422),
         (b"\xff\xfe", 422),
         (b'{"samples": 7}', 422),
-        (b'{"samples": [' + b"[" * 100_000, 422),
+        (b'{"samples": [' + b"[" * 100_000, 400),
         (b'{"samples": [' + b"[" * 100 + b"]" * 100 + b"]}", 200),
         (json.dumps({"samples": [1] * 20_001}).encode(), 422),
         (json.dumps({"samples": [1] * 20_000}).encode(), 200),
@@ -140,6 +144,8 @@ def test_bodies_that_are_no_batch_are_refused_and_the_next_is_taken(
     async def body(client: Client) -> None:
         answer = await client.http.post("/v1/samples", content=content, headers=JSON)
         assert answer.status_code == status, answer.text[:200]
+        series = f'wadiloco_controller_refused_requests_total{{family="samples",status="{status}"}}'
+        assert await client.metric(series) == (1 if status >= 400 else None)
         assert await offer(client, sample()) == []
 
     play(make_settings(tmp_path), ManualClock(), body)
