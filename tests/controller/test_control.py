@@ -106,7 +106,7 @@ def test_a_drained_agent_gets_no_slot_until_it_is_resumed(tmp_path: Path) -> Non
         assert (await stopped(client, "holder"))["reason"] == "drain"
 
         async def taken() -> bool:
-            return (await islands(client))["spare"]["slot"] == 0
+            return bool((await islands(client))["spare"]["slot"] == 0)
 
         await until(taken, "the spare takes the slot")
         assert (await client.register("holder", slot=0)).slot is None
@@ -120,7 +120,7 @@ def test_a_drained_agent_gets_no_slot_until_it_is_resumed(tmp_path: Path) -> Non
         assert reply["effect"] == "holder may hold a slot"
 
         async def back() -> bool:
-            return (await islands(client))["holder"]["slot"] == 0
+            return bool((await islands(client))["holder"]["slot"] == 0)
 
         await until(back, "the resumed agent takes the free slot")
         assert not client.controller.state.paused
@@ -159,7 +159,7 @@ def test_a_holder_that_dies_before_it_has_left_keeps_the_slot_for_nobody(tmp_pat
         await client.register("spare")
 
         async def taken() -> bool:
-            return (await islands(client))["spare"]["slot"] == 0
+            return bool((await islands(client))["spare"]["slot"] == 0)
 
         await until(taken, "the spare takes the slot without another lease of waiting")
         assert (await islands(client))["holder"]["drained"]
@@ -201,7 +201,13 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_a_refusal_names_field_and_remedy_and_is_counted(tmp_path: Path, dry_run: bool) -> None:
     async def body(client: Client) -> None:
-        for fields, status in [({"slot": 3}, 422), ({"agent_id": "nobody"}, 422), ({}, 422), ({"slot": 0}, 409)]:
+        refused: list[tuple[dict[str, Any], int]] = [
+            ({"slot": 3}, 422),
+            ({"agent_id": "nobody"}, 422),
+            ({}, 422),
+            ({"slot": 0}, 409),
+        ]
+        for fields, status in refused:
             request = {"action": "swap", "dry_run": dry_run, **fields}
             answer = await client.http.post("/v1/control", json=request)
             assert answer.status_code == status

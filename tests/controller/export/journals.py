@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from controller.journal import Journal
 from controller.journal_file import decision_row, recovery_row
@@ -25,7 +26,7 @@ def decision(number: int, *, policy: str = "wa_diloco", **terms: float) -> Decis
     )
 
 
-def load(number: int, **fields: object) -> LoadSample:
+def load(number: int, **fields: Any) -> LoadSample:
     return LoadSample.model_validate(sample(t_s=START_S + number, **fields))
 
 

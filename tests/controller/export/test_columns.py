@@ -51,13 +51,13 @@ def test_a_row_has_a_value_of_the_right_type_for_every_column(table: Table, tmp_
     reader = JournalReader(fill(tmp_path / "j.sqlite", decisions=2, samples=2, rounds=2))
     export = open_export(reader, Request(table=table, format=Format.CSV), on_rows=lambda _: None)
     (page,) = export._pages()
-    types = {
-        Kind.INTEGER: int,
+    types: dict[Kind, tuple[type, ...]] = {
+        Kind.INTEGER: (int,),
         Kind.NUMBER: (int, float),
         Kind.TIME: (int, float),
-        Kind.TEXT: str,
-        Kind.JSON: str,
-        Kind.BOOLEAN: bool,
+        Kind.TEXT: (str,),
+        Kind.JSON: (str,),
+        Kind.BOOLEAN: (bool,),
     }
     for row in page:
         for column, value in zip(COLUMNS[table], row, strict=True):
