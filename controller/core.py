@@ -33,6 +33,7 @@ from controller.schema import (
     HeartbeatReply,
     IslandStatus,
     PolicySpec,
+    Recovery,
     RecoveryPage,
     RecoveryRecord,
     RejectedSample,
@@ -181,7 +182,7 @@ class Controller:
             for record in self.state.recoveries.follow(change, epoch=self.state.registry.epoch, now_s=now_s):
                 self._note_recovery(record)
 
-    def _note_recovery(self, record: RecoveryRecord) -> None:
+    def _note_recovery(self, record: Recovery) -> None:
         self.state.keep_recovery(record)
         self.metrics.recoveries.labels(record.kind).inc()
         logger.info(
@@ -237,9 +238,11 @@ class Controller:
         return DecisionPage(decisions=found, next_since=found[-1].id if found else since)
 
     async def recoveries(self, *, since: int | None, limit: int) -> RecoveryPage:
+        reader = self.state.reader
         if since is None:
-            since = max(0, self.state.recoveries.last_id - limit)
-        found = await asyncio.to_thread(self.state.reader.recoveries, since=since, limit=limit)
+            since = max(0, await asyncio.to_thread(reader.last_id, "recoveries") - limit)
+        rows = await asyncio.to_thread(reader.page, "recoveries", since=since, limit=limit)
+        found = [row for row in rows if isinstance(row, RecoveryRecord)]
         return RecoveryPage(recoveries=found, next_since=found[-1].id if found else since)
 
     def rounds(self, *, limit: int) -> RoundPage:

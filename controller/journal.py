@@ -147,7 +147,9 @@ class Journal:
                 self._connection.execute(LOG_TABLES[table], row)
             if prune_before_s is not None:
                 for table in LOG_TABLES:
-                    self._connection.execute(f"DELETE FROM {table} WHERE t_s < ?", (prune_before_s,))  # noqa: S608
+                    # The newest row stays: the next one's number is one higher, and readers go on by numbers.
+                    old = f"t_s < ? AND id < (SELECT max(id) FROM {table})"  # noqa: S608
+                    self._connection.execute(f"DELETE FROM {table} WHERE {old}", (prune_before_s,))  # noqa: S608
 
     def _succeed(self, target: int) -> None:
         with self._wake:

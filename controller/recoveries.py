@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from controller.records import AgentRecord, Membership
 from controller.registry import Change
-from controller.schema import RecoveryKind, RecoveryRecord
+from controller.schema import Recovery, RecoveryKind
 from diloco.schema import Phase
 
 
@@ -25,8 +25,7 @@ from diloco.schema import Phase
 class Open:
     """A recovery that goes on."""
 
-    began_id: int | None
-    """None where the record that it began with is not known any more."""
+    number: int
     lost_s: float
     lost_by: str
     taken_s: float | None = None
@@ -37,27 +36,27 @@ class Open:
 class RecoveryBook:
     """The recoveries that go on, by slot. Methods take the time; nothing here waits or reads a clock."""
 
-    def __init__(self, *, last_id: int, agents: Iterable[AgentRecord] = ()) -> None:
-        self.last_id = last_id
+    def __init__(self, *, last_number: int, agents: Iterable[AgentRecord] = ()) -> None:
+        self.last_number = last_number
+        """Of the newest recovery."""
         self._open = {
-            agent.slot: Open(began_id=None, lost_s=agent.last_beat_s, lost_by=agent.agent_id)
+            agent.slot: Open(number=self._next_number(), lost_s=agent.last_beat_s, lost_by=agent.agent_id)
             for agent in agents
             if agent.membership is Membership.LOST and agent.slot is not None
         }
 
-    def restarted(self, *, lost_s: float | None, epoch: int, now_s: float) -> RecoveryRecord:
+    def restarted(self, *, lost_s: float | None, epoch: int, now_s: float) -> Recovery:
         """The controller itself was away."""
         return self._record(
             RecoveryKind.CONTROLLER_RESTARTED,
             None,
-            began_id=None,
             epoch=epoch,
             now_s=now_s,
             lost_s=lost_s,
             taken_s=now_s,
         )
 
-    def follow(self, change: Change, *, epoch: int, now_s: float) -> list[RecoveryRecord]:
+    def follow(self, change: Change, *, epoch: int, now_s: float) -> list[Recovery]:
         """What a change of membership or slot means."""
         before, after = change.before, change.after
         found = []
@@ -68,15 +67,13 @@ class RecoveryBook:
             found += self._take(before, after, epoch=epoch, now_s=now_s)
         return found
 
-    def _lose(self, before: AgentRecord, after: AgentRecord, *, epoch: int, now_s: float) -> RecoveryRecord:
+    def _lose(self, before: AgentRecord, after: AgentRecord, *, epoch: int, now_s: float) -> Recovery:
         kind = _loss_of(after)
         lost_s = after.last_beat_s if kind is RecoveryKind.LEASE_LOST else now_s
         assert before.slot is not None
         return self._begin(kind, before.slot, after, lost_s=lost_s, epoch=epoch, now_s=now_s)
 
-    def _take(
-        self, before: AgentRecord | None, after: AgentRecord, *, epoch: int, now_s: float
-    ) -> list[RecoveryRecord]:
+    def _take(self, before: AgentRecord | None, after: AgentRecord, *, epoch: int, now_s: float) -> list[Recovery]:
         assert after.slot is not None
         if before is not None and before.active and before.slot == after.slot:
             if before.instance == after.instance:
@@ -95,7 +92,7 @@ class RecoveryBook:
         self._open[after.slot] = going_on
         return [self._continue(kind, after, going_on, epoch=epoch, now_s=now_s)]
 
-    def hear(self, before: AgentRecord, after: AgentRecord, *, epoch: int, now_s: float) -> list[RecoveryRecord]:
+    def hear(self, before: AgentRecord, after: AgentRecord, *, epoch: int, now_s: float) -> list[Recovery]:
         """What a heartbeat means: its worker was started anew, or takes steps again."""
         slot, progress = after.slot, after.progress
         if slot is None or progress is None:
@@ -122,13 +119,11 @@ class RecoveryBook:
         epoch: int,
         now_s: float,
         taken: bool = False,
-    ) -> RecoveryRecord:
+    ) -> Recovery:
         taken_s = now_s if taken else None
-        record = self._record(
-            kind, agent, slot=slot, began_id=None, epoch=epoch, now_s=now_s, lost_s=lost_s, taken_s=taken_s
-        )
+        record = self._record(kind, agent, slot=slot, epoch=epoch, now_s=now_s, lost_s=lost_s, taken_s=taken_s)
         self._open[slot] = Open(
-            began_id=record.id, lost_s=lost_s, lost_by=agent.agent_id, taken_s=taken_s, from_step=_step_of(agent)
+            number=record.recovery, lost_s=lost_s, lost_by=agent.agent_id, taken_s=taken_s, from_step=_step_of(agent)
         )
         return record
 
@@ -141,12 +136,12 @@ class RecoveryBook:
         epoch: int,
         now_s: float,
         first_step_s: float | None = None,
-    ) -> RecoveryRecord:
+    ) -> Recovery:
         return self._record(
             kind,
             agent,
             slot=agent.slot,
-            began_id=going_on.began_id,
+            number=going_on.number,
             epoch=epoch,
             now_s=now_s,
             from_agent=going_on.lost_by,
@@ -155,12 +150,16 @@ class RecoveryBook:
             first_step_s=first_step_s,
         )
 
+    def _next_number(self) -> int:
+        self.last_number += 1
+        return self.last_number
+
     def _record(
         self,
         kind: RecoveryKind,
         agent: AgentRecord | None,
         *,
-        began_id: int | None,
+        number: int | None = None,
         epoch: int,
         now_s: float,
         slot: int | None = None,
@@ -168,17 +167,15 @@ class RecoveryBook:
         lost_s: float | None = None,
         taken_s: float | None = None,
         first_step_s: float | None = None,
-    ) -> RecoveryRecord:
-        self.last_id += 1
-        return RecoveryRecord(
-            id=self.last_id,
+    ) -> Recovery:
+        return Recovery(
             t_s=now_s,
             kind=kind,
             slot=slot,
             agent_id=None if agent is None else agent.agent_id,
             from_agent=from_agent,
             epoch=epoch,
-            began_id=self.last_id if began_id is None else began_id,
+            recovery=self._next_number() if number is None else number,
             lost_s=lost_s,
             taken_s=taken_s,
             first_step_s=first_step_s,

@@ -380,10 +380,9 @@ class RecoveryKind(StrEnum):
     CONTROLLER_RESTARTED = "controller_restarted"
 
 
-class RecoveryRecord(Wire):
-    """One thing that became known in a recovery. A recovery has several, which share ``began_id``."""
+class Recovery(Wire):
+    """One thing that became known in a recovery. A recovery has several, which share its number."""
 
-    id: int
     t_s: float
     kind: RecoveryKind
     slot: int | None = None
@@ -392,14 +391,20 @@ class RecoveryRecord(Wire):
     from_agent: str | None = None
     """Who held the slot before."""
     epoch: int
-    began_id: int
-    """Id of the record that the recovery began with."""
+    recovery: int
+    """Number of the recovery."""
     lost_s: float | None = None
     """Last sign of life of the holder before; for an order, when the slot was given up."""
     taken_s: float | None = None
     """When the slot had a living holder again."""
     first_step_s: float | None = None
     """When that holder's first inner step was reported: at most one heartbeat late."""
+
+
+class RecoveryRecord(Recovery):
+    """One journalled `Recovery`."""
+
+    id: int
 
 
 class RecoveryPage(Wire):

@@ -20,7 +20,7 @@ from controller.recoveries import RecoveryBook
 from controller.registry import LeaseTerms, LiveSlots, Registry
 from controller.rounds import KEPT_ROUNDS, RoundBook
 from controller.samples import SampleBook
-from controller.schema import BudgetSpec, BudgetStatus, PolicySpec, RecoveryRecord
+from controller.schema import BudgetSpec, BudgetStatus, PolicySpec, Recovery
 from service.errors import ConfigError, InputError
 from sidecar.schema import LoadSample
 
@@ -46,9 +46,7 @@ class FleetState:
         self.paused = meta.get("paused") == "1"
         self.last_decision_id = reader.last_decision_id()
         agents = reader.values("agents", AgentRecord)
-        self.recoveries = RecoveryBook(
-            last_id=max(reader.last_recovery_id(), int(meta.get("recovery_id", 0))), agents=agents
-        )
+        self.recoveries = RecoveryBook(last_number=int(meta.get("recovery_number", 0)), agents=agents)
         self.registry = Registry(
             journal,
             LeaseTerms(
@@ -114,9 +112,9 @@ class FleetState:
             return []
         return found
 
-    def keep_recovery(self, record: RecoveryRecord) -> None:
-        self.journal.append("recoveries", recovery_row(record))
-        self.journal.put("meta", "recovery_id", str(record.id))
+    def keep_recovery(self, recovery: Recovery) -> None:
+        self.journal.append("recoveries", recovery_row(recovery))
+        self.journal.put("meta", "recovery_number", str(self.recoveries.last_number))
 
     def set_policy(self, spec: PolicySpec) -> None:
         """Raises `InputError` when there is no such policy."""

@@ -16,7 +16,7 @@ from controller.export.columns import Table
 from controller.export.stream import DEFAULT_ROWS, MAX_ROWS, MEDIA_TYPES, Export, Format, Request, open_export
 from controller.metrics import Metrics
 from controller.state import FleetState
-from service.errors import UnavailableError
+from service.errors import UnavailableError, WadilocoError
 from service.extras import require_extra
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Exporter:
         try:
             while (piece := await asyncio.to_thread(_next, pieces)) is not None:
                 yield piece
-        except UnavailableError as exc:
+        except WadilocoError as exc:
             logger.warning("export cut short table=%s error=%s", export.request.table, exc)
             raise
         finally:

@@ -55,7 +55,7 @@ def _id(text: str) -> Column:
 
 SUMMARIES = {
     Table.DECISIONS: "One row per decision of the policy in force, or of one that runs beside it.",
-    Table.SAMPLES: "One row per load sample of a server: mostly one per second and server.",
+    Table.SAMPLES: "One row per load sample of a server that the journal keeps.",
     Table.ROUNDS: (
         "One row per outer round, once it is closed. The rows end before the oldest round that is still open, so that"
         " none is left out by a reader that goes by `since`; reports that come after the close are not in rows read"
@@ -184,9 +184,7 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         Column("agent_id", Kind.TEXT, "", "Agent that was lost, or that has the slot now."),
         Column("from_agent", Kind.TEXT, "", "Agent that had the slot before."),
         Column("epoch", Kind.INTEGER, "", "Epoch of the fleet then."),
-        Column(
-            "began_id", Kind.INTEGER, "", "`id` of the row that this recovery began with: the same in all of its rows."
-        ),
+        Column("recovery", Kind.INTEGER, "", "Number of the recovery: the same in all of its rows."),
         Column(
             "lost_s",
             Kind.NUMBER,

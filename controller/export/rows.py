@@ -1,66 +1,51 @@
-"""Rows of the journal as rows of the exported tables. A row that this version cannot read is left out."""
+"""Rows of the journal as rows of the exported tables."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-
-from pydantic import ValidationError
+from collections.abc import Mapping
 
 from controller.export.columns import COLUMNS, DECISION_TERMS, Table
+from controller.journal_file import PageRow, SampleRow
 from controller.records import RoundEntry
 from controller.rounds import outcome_of
-from controller.schema import RecoveryRecord
+from controller.schema import DecisionRecord, RecoveryRecord
 from sidecar.schema import LoadSample
 
 Value = str | int | float | bool | None
-Source = Mapping[str, object]
-"""A row of the journal, by column."""
 
 
-def to_row(table: Table, source: Source) -> tuple[Value, ...] | None:
-    """The values in the order of `COLUMNS`; None for a row that this version cannot read."""
-    try:
-        found = READERS[table](source)
-    except (ValidationError, ValueError, KeyError, TypeError):
-        return None
+def to_row(table: Table, record: PageRow) -> tuple[Value, ...]:
+    """The values in the order of `COLUMNS`."""
+    match record:
+        case DecisionRecord():
+            found = _decision(record)
+        case SampleRow():
+            found = _sample(record.id, record.sample)
+        case RoundEntry():
+            found = _round(record)
+        case RecoveryRecord():
+            found = _recovery(record)
     return tuple(found[column.name] for column in COLUMNS[table])
 
 
-def is_open(table: Table, source: Source) -> bool:
-    """Whether the row will still change: a round that is not closed yet."""
-    if table is not Table.ROUNDS:
-        return False
-    try:
-        return json.loads(str(source["body"])).get("closed_s") is None
-    except (ValueError, AttributeError):
-        return False
-
-
-def _decision(source: Source) -> dict[str, Value]:
-    terms, slots = json.loads(str(source["terms"])), json.loads(str(source["slots"]))
-    slot, shadow = source.get("slot"), source.get("shadow")
-    return _times(_number(source["t_s"])) | {
-        "policy": str(source["policy"]),
-        "action": str(source["action"]),
-        "reason": str(source["reason"]),
-        "round": _integer(source["round"]),
-        "slot": None if slot is None else _integer(slot),
-        "shadow": bool(shadow),
-        "num_slots": len(slots),
-        "slots": _json(slots),
-        **{column.name: _term(terms, column.name) for column in DECISION_TERMS},
-        "terms": _json(terms),
-        "id": _integer(source["id"]),
+def _decision(record: DecisionRecord) -> dict[str, Value]:
+    return _times(record.t_s) | {
+        "policy": record.policy,
+        "action": record.action.value,
+        "reason": record.reason.value,
+        "round": record.round,
+        "slot": record.slot,
+        "shadow": record.shadow,
+        "num_slots": len(record.slots),
+        "slots": _json(record.slots),
+        **{column.name: record.terms.get(column.name) for column in DECISION_TERMS},
+        "terms": _json(record.terms),
+        "id": record.id,
     }
 
 
-def _term(terms: Mapping[str, object], name: str) -> float | None:
-    return _number(terms[name]) if terms.get(name) is not None else None
-
-
-def _sample(source: Source) -> dict[str, Value]:
-    sample = LoadSample.model_validate_json(str(source["body"]))
+def _sample(number: int, sample: LoadSample) -> dict[str, Value]:
     judged, missed = sample.slo_requests, sample.slo_violations
     ahead = sample.sync_costs_ahead
     plain = {
@@ -73,12 +58,11 @@ def _sample(source: Source) -> dict[str, Value]:
         "state": sample.state.value,
         "slo_attained": None if judged is None or missed is None else judged - missed,
         "sync_cost_now": ahead[0].violations if ahead and ahead[0].start_s == 0 else None,
-        "id": _integer(source["id"]),
+        "id": number,
     }
 
 
-def _round(source: Source) -> dict[str, Value]:
-    entry = RoundEntry.model_validate_json(str(source["body"]))
+def _round(entry: RoundEntry) -> dict[str, Value]:
     record = entry.to_record()
     reports = [told.report for told in entry.reports]
     pushes = [report.pushed_s - report.started_s for report in reports if report.pushed_s is not None]
@@ -108,19 +92,18 @@ def _round(source: Source) -> dict[str, Value]:
         "slots_applied": _json(record.slots_applied),
         "slots_late": _json(record.slots_late),
         "slots_failed": _json(record.slots_failed),
-        "id": _integer(source["id"]),
+        "id": entry.id,
     }
 
 
-def _recovery(source: Source) -> dict[str, Value]:
-    record = RecoveryRecord.model_validate_json(str(source["body"]))
+def _recovery(record: RecoveryRecord) -> dict[str, Value]:
     return _times(record.t_s) | {
         "kind": record.kind.value,
         "slot": record.slot,
         "agent_id": record.agent_id,
         "from_agent": record.from_agent,
         "epoch": record.epoch,
-        "began_id": record.began_id,
+        "recovery": record.recovery,
         "lost_s": record.lost_s,
         "taken_s": record.taken_s,
         "first_step_s": record.first_step_s,
@@ -128,14 +111,6 @@ def _recovery(source: Source) -> dict[str, Value]:
         "down_s": _span(record.lost_s, record.first_step_s),
         "id": record.id,
     }
-
-
-READERS: dict[Table, Callable[[Source], dict[str, Value]]] = {
-    Table.DECISIONS: _decision,
-    Table.SAMPLES: _sample,
-    Table.ROUNDS: _round,
-    Table.RECOVERIES: _recovery,
-}
 
 
 def _times(t_s: float) -> dict[str, Value]:
@@ -147,17 +122,5 @@ def _span(from_s: float | None, to_s: float | None) -> float | None:
     return None if from_s is None or to_s is None else to_s - from_s
 
 
-def _number(value: object) -> float:
-    if isinstance(value, int | float):
-        return float(value)
-    raise TypeError(f"{value!r} is no number")
-
-
-def _integer(value: object) -> int:
-    if isinstance(value, int):
-        return value
-    raise TypeError(f"{value!r} is no integer")
-
-
-def _json(value: object) -> str:
+def _json(value: Mapping[str, float] | tuple[int, ...]) -> str:
     return json.dumps(value, separators=(",", ":"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -10,7 +10,9 @@ from typing import Protocol
 from controller.export.columns import Table
 from controller.export.csv_text import csv_header, csv_rows
 from controller.export.parquet import parquet_file
-from controller.export.rows import Source, Value, is_open, to_row
+from controller.export.rows import Value, to_row
+from controller.journal_file import PageRow
+from controller.records import RoundEntry
 from service.extras import require_extra
 
 PAGE_ROWS = 5_000
@@ -32,7 +34,7 @@ MEDIA_TYPES = {Format.CSV: "text/csv; charset=utf-8; header=present", Format.PAR
 class Reader(Protocol):
     """Where rows come from (the journal's reader)."""
 
-    def page(self, table: str, *, since: int, limit: int) -> Iterable[Source]: ...
+    def page(self, table: str, *, since: int, limit: int) -> Sequence[PageRow]: ...
 
     def last_of_page(self, table: str, *, since: int, limit: int) -> int: ...
 
@@ -61,7 +63,7 @@ class Export:
     """Called with the number of rows of each page."""
 
     def pieces(self) -> Iterator[bytes]:
-        """The file. Raises `UnavailableError` when the journal cannot be read any more."""
+        """The file. Raises `UnavailableError` or `ConfigError` when the journal cannot be read any more."""
         table = self.request.table
         if self.request.format is Format.PARQUET:
             yield from parquet_file(table, self._pages())
@@ -73,12 +75,11 @@ class Export:
     def _pages(self) -> Iterator[Page]:
         last = self.request.since
         while last < self.next_since:
-            sources = list(self.reader.page(self.request.table, since=last, limit=PAGE_ROWS))
-            if not sources:
+            found = self.reader.page(self.request.table, since=last, limit=PAGE_ROWS)
+            if not found:
                 return  # Old rows were dropped meanwhile.
-            wanted = [source for source in sources if _id_of(source) <= self.next_since]
-            last = max(last + 1, _id_of(sources[-1]))
-            rows = [row for source in wanted if (row := to_row(self.request.table, source)) is not None]
+            last = max(last + 1, found[-1].id)
+            rows = [to_row(self.request.table, record) for record in found if record.id <= self.next_since]
             self.on_rows(len(rows))
             yield rows
 
@@ -88,6 +89,7 @@ def open_export(reader: Reader, request: Request, *, on_rows: Callable[[int], No
 
     Raises:
         UnavailableError: the journal cannot be read, or the format needs a package that is not installed.
+        ConfigError: a newer version wrote a round.
     """
     if request.format is Format.PARQUET:
         require_extra("export")
@@ -101,17 +103,11 @@ def _before_open(reader: Reader, since: int, end: int) -> int:
     """The last round before the first that is still open."""
     last = since
     while last < end:
-        sources = list(reader.page(Table.ROUNDS, since=last, limit=PAGE_ROWS))
-        for source in sources:
-            if is_open(Table.ROUNDS, source):
+        found = reader.page(Table.ROUNDS, since=last, limit=PAGE_ROWS)
+        for entry in found:
+            if entry.id > end or (isinstance(entry, RoundEntry) and entry.closed_s is None):
                 return last
-            last = max(last, _id_of(source))
-        if not sources:
+            last = max(last, entry.id)
+        if not found:
             break
-    return min(last, end)
-
-
-def _id_of(source: Source) -> int:
-    number = source["id"]
-    assert isinstance(number, int)
-    return number
+    return last

@@ -47,18 +47,19 @@ def round_entry(number: int, *, closed: bool = True) -> RoundEntry:
     )
 
 
-def recovery(number: int, kind: RecoveryKind = RecoveryKind.TRAINS_AGAIN) -> RecoveryRecord:
-    times = {"lost_s": START_S, "taken_s": START_S + 20, "first_step_s": START_S + 24.5}
+def recovery(number: int = 1) -> RecoveryRecord:
     return RecoveryRecord(
         id=number,
         t_s=START_S + 24.5,
-        kind=kind,
+        kind=RecoveryKind.TRAINS_AGAIN,
         slot=1,
         agent_id="spare",
-        epoch=7,
-        began_id=1,
         from_agent="=x",
-        **times,
+        epoch=7,
+        recovery=1,
+        lost_s=START_S,
+        taken_s=START_S + 20,
+        first_step_s=START_S + 24.5,
     )
 
 

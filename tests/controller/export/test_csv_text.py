@@ -17,9 +17,7 @@ from tests.controller.export.journals import recovery
 
 
 def rows_of(*records: RecoveryRecord) -> bytes:
-    sources = [{"id": record.id, "body": record.model_dump_json()} for record in records]
-    rows = [to_row(Table.RECOVERIES, source) for source in sources]
-    return csv_rows(Table.RECOVERIES, [row for row in rows if row is not None])
+    return csv_rows(Table.RECOVERIES, [to_row(Table.RECOVERIES, record) for record in records])
 
 
 def parse(raw: bytes) -> list[dict[str, str]]:
