@@ -102,7 +102,8 @@ class RoundEntry(Wire):
 
     @property
     def missing(self) -> tuple[int, ...]:
-        return tuple(slot for slot in self.expected if slot not in self.reported)
+        reported = self.reported
+        return tuple(slot for slot in self.expected if slot not in reported)
 
     @property
     def began_s(self) -> float:

@@ -70,6 +70,7 @@ class RoundBook:
         self._of_number: dict[int, list[int]] = {}
         """Ids by ``round``, oldest first."""
         for entry in self._entries.values():
+            self._known |= _reports_of(entry)
             self._index(entry)
 
     @property
@@ -122,6 +123,7 @@ class RoundBook:
                 expected=tuple(sorted({*live_slots, slot})),
             )
         entry = entry.model_copy(update={"reports": (*entry.reports, SlotReport(slot=slot, report=report))})
+        self._known.add((slot, report.started_s, report.round))
         self.version = max(self.version, entry.next_version)
         return self._keep(entry)
 
@@ -237,12 +239,11 @@ class RoundBook:
         return entry
 
     def _index(self, entry: RoundEntry) -> None:
-        """Make it known by its newest state; reports are only ever added."""
+        """Make it known by its newest state."""
         is_open = entry.closed_s is None
         (self._open_ids.add if is_open else self._open_ids.discard)(entry.id)
         is_claim = not entry.spent and not is_open and bool(entry.applied)
         (self._claims.add if is_claim else self._claims.discard)(entry.id)
-        self._known |= _reports_of(entry)
         same = self._of_number.setdefault(entry.round, [])
         if entry.id not in same:
             same.append(entry.id)

@@ -265,3 +265,33 @@ def test_islands_say_which_servers_they_are_bound_to(tmp_path: Path) -> None:
         assert (await client.get("/v1/fleet"))["num_unknown"] == 0
 
     play(make_settings(tmp_path, num_slots=3), ManualClock(), body)
+
+
+def test_islands_that_no_sidecar_stands_beside_are_told_in_the_log_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ManualClock()
+
+    def warnings() -> int:
+        return sum("no sidecar tells of the servers" in message for message in caplog.messages)
+
+    async def body(client: Client) -> None:
+        await client.register()
+
+        async def warned() -> bool:
+            clock.advance(5)
+            await client.register()
+            return warnings() > 0
+
+        await until(warned, "a warning")
+        decided = client.controller.state.last_decision_id
+
+        async def later() -> bool:
+            clock.advance(5)
+            await client.register()
+            return client.controller.state.last_decision_id > decided + 30
+
+        await until(later, "more ticks, minutes later")
+        assert warnings() == 1
+
+    play(make_settings(tmp_path), clock, body)
