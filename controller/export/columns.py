@@ -81,9 +81,8 @@ DECISION_TERMS = (
     Column("budget_due_in_s", Kind.NUMBER, "s", "Time until the rest of the budget would no longer fit."),
     Column("score", Kind.NUMBER, "", "Value of syncing minus its cost, for policies with a score."),
     Column("threshold", Kind.NUMBER, "", "Score from which the policy syncs."),
-    Column(
-        "cost", Kind.NUMBER, "violations", "Expected violations of a sync that starts now, for policies that know it."
-    ),
+    Column("sync_cost", Kind.NUMBER, "violations", "Expected violations of a sync that starts now, where known."),
+    Column("price", Kind.NUMBER, "violations", "Cost up to which the policy syncs now, for policies with a price."),
 )
 """Terms that have a column of their own; all of them are in ``terms``, too."""
 
