@@ -26,6 +26,8 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {
     "sidecar": Command("sidecar.main", None, "watch one vLLM server: load, forecast, SLO accounts"),
     "controller": Command("controller.main", None, "decide when islands sync: registry, policy, budget, journal"),
+    "export": Command("controller.export.main", None, "a table of a run as CSV or Parquet, for BI tools"),
+    "control": Command("controller.control_main", None, "pause, resume, sync now, drain, swap; with --dry-run"),
     "synchronizer": Command(
         "diloco.synchronizer.main",
         "train",

@@ -18,6 +18,7 @@ from controller.journal import Journal
 from controller.lab_api import build_lab_router
 from controller.loop import Loop
 from controller.metrics import FleetCollector, Metrics
+from controller.refusals import CountRefusals
 from controller.state import FleetState
 from service.app import build_app
 from service.tasks import Background, every
@@ -72,6 +73,7 @@ def build_controller_app(
         description=DESCRIPTION,
         max_body_bytes=MAX_BODY_BYTES,
     )
+    app.add_middleware(CountRefusals, refusals=metrics.refusals)
     app.include_router(build_router(controller, loop))
     app.include_router(build_lab_router(controller.lab))
     app.state.loop = loop

@@ -13,6 +13,7 @@ import logging
 from controller.budget import check_budget, is_over
 from controller.clock import Clock
 from controller.dashboard.recent import read_recent
+from controller.handover import Handover
 from controller.headroom import CostSource
 from controller.lab import Lab
 from controller.metrics import Gauges, Metrics
@@ -35,13 +36,16 @@ from controller.schema import (
     HeartbeatReply,
     IslandStatus,
     PolicySpec,
+    Recovery,
+    RecoveryPage,
+    RecoveryRecord,
     RejectedSample,
     RoundPage,
     SampleBatch,
     SampleReceipt,
 )
 from controller.state import FleetState
-from controller.view import build_view
+from controller.view import bind_servers, build_view
 from service.errors import ConflictError, InputError, UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -56,6 +60,7 @@ class Controller:
         self.clock = clock
         self.lab = Lab(state, metrics, clock, costs=costs)
         self.recent = read_recent(state)
+        self.handover = Handover(self)
 
     async def ingest(self, batch: SampleBatch) -> SampleReceipt:
         """Judge each sample alone; returns once the good ones are on disk, if it can be written."""
@@ -80,6 +85,7 @@ class Controller:
     async def register(self, request: AgentRegistration) -> AgentLease:
         epoch = self.state.registry.epoch
         agent = self.state.registry.register(request, now_s=self.clock())
+        self.note_recoveries(self.clock())
         if self.state.registry.epoch != epoch:
             logger.info("member agent=%s slot=%s epoch=%d", agent.agent_id, agent.slot, self.state.registry.epoch)
         directive_seq = self.state.mailboxes.seq
@@ -110,7 +116,7 @@ class Controller:
     def _repeat_open_sync(self, agent: AgentRecord) -> None:
         """Send the directive of a round that waits for this slot anew: under a new lease its old epoch is void."""
         awaiting = self.state.rounds.open
-        if awaiting is None or awaiting.directed_s is None or agent.slot not in awaiting.missing:
+        if agent.slot is None or awaiting is None or awaiting.directed_s is None or agent.slot not in awaiting.missing:
             return
         self.state.mailboxes.write(
             agent.agent_id,
@@ -161,7 +167,9 @@ class Controller:
         registry.check_epoch(agent, beat.epoch)
         check_heartbeat(beat, registry.known(agent, version=self.state.version), now_s=now_s)
         told = registry.version
-        agent = registry.beat(agent, beat, now_s=now_s)
+        before, agent = agent, registry.beat(agent, beat, now_s=now_s)
+        for record in self.state.recoveries.hear(before, agent, epoch=registry.epoch, now_s=now_s):
+            self._note_recovery(record)
         if agent.slot is not None:
             for report in beat.syncs:
                 self.state.rounds.absorb(
@@ -174,7 +182,21 @@ class Controller:
                 )
         if beat.syncs or registry.version != told:
             self.close_rounds(now_s)
+        self.handover.after_syncs(agent, beat.syncs, now_s=now_s)
         return agent
+
+    def note_recoveries(self, now_s: float) -> None:
+        """Journal what the latest changes of membership mean."""
+        for change in self.state.registry.take_changes():
+            for record in self.state.recoveries.follow(change, epoch=self.state.registry.epoch, now_s=now_s):
+                self._note_recovery(record)
+
+    def _note_recovery(self, record: Recovery) -> None:
+        self.state.keep_recovery(record)
+        self.metrics.recoveries.labels(record.kind).inc()
+        logger.info(
+            "recovery kind=%s slot=%s agent=%s epoch=%d", record.kind, record.slot, record.agent_id, record.epoch
+        )
 
     def close_rounds(self, now_s: float) -> None:
         """Close the rounds that have everything, and count them."""
@@ -200,6 +222,7 @@ class Controller:
 
     async def leave(self, agent_id: str, instance: str) -> None:
         self.state.registry.leave(agent_id, instance)
+        self.note_recoveries(self.clock())
         self.close_rounds(self.clock())
         logger.info("left agent=%s epoch=%d", agent_id, self.state.registry.epoch)
         await self.state.journal.commit()
@@ -225,6 +248,14 @@ class Controller:
         found = await asyncio.to_thread(self.state.reader.decisions, since=since, limit=limit)
         return DecisionPage(decisions=found, next_since=found[-1].id if found else since)
 
+    async def recoveries(self, *, since: int | None, limit: int) -> RecoveryPage:
+        reader = self.state.reader
+        if since is None:
+            since = max(0, await asyncio.to_thread(reader.last_id, "recoveries") - limit)
+        rows = await asyncio.to_thread(reader.page, "recoveries", since=since, limit=limit)
+        found = [row for row in rows if isinstance(row, RecoveryRecord)]
+        return RecoveryPage(recoveries=found, next_since=found[-1].id if found else since)
+
     def rounds(self, *, limit: int) -> RoundPage:
         return RoundPage(rounds=[entry.to_record() for entry in self.state.rounds.entries[-limit:]])
 
@@ -243,6 +274,7 @@ class Controller:
 
     def islands(self) -> list[IslandStatus]:
         now_s = self.clock()
+        servers_of = bind_servers(self.state.samples.views(now_s))
         return [
             IslandStatus(
                 agent_id=agent.agent_id,
@@ -253,6 +285,9 @@ class Controller:
                 alive=agent.membership is Membership.ACTIVE,
                 age_s=max(0.0, now_s - agent.last_beat_s),
                 progress=agent.progress,
+                servers=servers_of(agent.node, agent.server_id),
+                drained=agent.drained,
+                leaving=None if agent.leaving is None else agent.leaving.action,
             )
             for agent in self.state.registry.agents
         ]
@@ -263,11 +298,14 @@ class Controller:
         known, unknown = self.state.samples.num_known(now_s)
         active = [agent for agent in self.state.registry.agents if agent.membership is Membership.ACTIVE]
         ready = any(island.ready for island in view.islands)
+        servers_of = bind_servers(view.servers)
         return Gauges(
             servers_known=known,
             servers_unknown=unknown,
             islands_alive=len(view.islands),
-            agents_waiting=len(active) - len(view.islands),
+            agents_waiting=sum(agent.slot is None and not agent.drained for agent in active),
+            agents_drained=sum(agent.drained for agent in active),
+            islands_without_server=sum(not servers_of(island.node, island.server_id) for island in view.islands),
             epoch=self.state.registry.epoch,
             round=view.round,
             paused=self.state.paused,

@@ -12,8 +12,8 @@ from controller.journal_file import decision_row
 from controller.policy.base import Decision, FleetView, Policy, summarize
 from controller.policy.guard import guard
 from controller.policy.rule import common_terms, fall_back
-from controller.schema import Action, ControlAction, ControlReply, DecisionRecord, DirectiveKind, Reason
-from controller.view import build_view
+from controller.schema import Action, DecisionRecord, DirectiveKind, Reason
+from controller.view import bind_servers, build_view
 from service.errors import ConflictError, UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ class Loop:
         self._state = controller.state
         self._metrics = controller.metrics
         self._pruned_s = 0.0
+        self._unbound: tuple[int, ...] = ()
 
     async def tick(self) -> None:
         """One tick; a failure is counted and the next one tries again."""
@@ -57,6 +58,7 @@ class Loop:
             logger.warning(
                 "lease lost agent=%s slot=%s epoch=%d", agent.agent_id, agent.slot, self._state.registry.epoch
             )
+        self._controller.note_recoveries(now_s)
         self._controller.close_rounds(now_s)
         self._controller.lab.before_decision(now_s)
         view = build_view(self._state, now_s)
@@ -65,9 +67,18 @@ class Loop:
         self._controller.lab.after_decision(view, now_s)
         if now_s - self._pruned_s >= PRUNE_EVERY_S:
             self._pruned_s = now_s
+            self._warn_unbound(view)
             self._state.samples.forget(now_s)
             self._state.journal.prune(now_s - self._state.settings.retention_s)
         await self._publish_soon()
+
+    def _warn_unbound(self, view: FleetView) -> None:
+        """Say which islands no sidecar stands beside, when that has changed: they hold up every policy that looks."""
+        servers_of = bind_servers(view.servers)
+        unbound = tuple(island.slot for island in view.islands if not servers_of(island.node, island.server_id))
+        if unbound and unbound != self._unbound:
+            logger.warning("no sidecar tells of the servers of these islands, so they count as full slots=%s", unbound)
+        self._unbound = unbound
 
     def _decide(self, policy: Policy, view: FleetView, now_s: float) -> Decision:
         try:
@@ -129,7 +140,7 @@ class Loop:
                 )
         logger.info("sync directed round=%d reason=%s slots=%s", record.round, record.reason, record.slots)
 
-    async def _publish(self) -> None:
+    async def publish(self) -> None:
         """Hand out the directives once they are on disk; a disk that fails must not stop the training."""
         seq = self._state.mailboxes.seq
         try:
@@ -138,37 +149,31 @@ class Loop:
             self._state.mailboxes.announce(seq)
 
     async def _publish_soon(self) -> None:
-        """As `_publish`, but without waiting for a disk that is known to fail: the journal retries by itself."""
+        """As `publish`, but without waiting for a disk that is known to fail: the journal retries by itself."""
         if self._state.journal.failure is None:
-            await self._publish()
+            await self.publish()
         else:
             self._state.mailboxes.announce(self._state.mailboxes.seq)
 
-    async def control(self, action: ControlAction) -> ControlReply:
-        """An operator's order; answered once it is on disk."""
-        if action is ControlAction.SYNC_NOW:
-            effect = self._sync_now()
-        else:
-            effect = self._set_paused(action is ControlAction.PAUSE)
-        logger.info("control action=%s effect=%s", action, effect)
-        await self._publish()
-        return ControlReply(action=action, effect=effect)
-
-    def _sync_now(self) -> str:
+    def sync_now(self, *, dry_run: bool) -> str:
+        """An operator's order to sync; refused for what no order can override."""
         now_s = self._controller.clock()
         view = build_view(self._state, now_s)
         group = summarize(view, now_s)
         verdict = guard(view, group, now_s)
         if verdict is not None and verdict[1] in MANUAL_OBSTACLES:
             raise ConflictError(f"cannot sync: {verdict[1]}", field="action", remedy=MANUAL_OBSTACLES[verdict[1]])
-        terms = common_terms(view, group, now_s)
-        self._enact(Decision(action=Action.SYNC, reason=Reason.MANUAL, terms=terms), view, now_s)
+        if not dry_run:
+            terms = common_terms(view, group, now_s)
+            self._enact(Decision(action=Action.SYNC, reason=Reason.MANUAL, terms=terms), view, now_s)
         return f"round {view.round} directed to {len(view.islands)} islands"
 
-    def _set_paused(self, paused: bool) -> str:
+    def set_paused(self, paused: bool, *, dry_run: bool) -> str:
+        """Hold or continue the whole run."""
         state = self._state
-        state.set_paused(paused)
-        kind = DirectiveKind.PAUSE if paused else DirectiveKind.RESUME
-        for island in state.registry.islands:
-            state.mailboxes.write(island.agent_id, kind, epoch=state.registry.epoch, t_s=self._controller.clock())
+        if not dry_run:
+            state.set_paused(paused)
+            kind = DirectiveKind.PAUSE if paused else DirectiveKind.RESUME
+            for island in state.registry.islands:
+                state.mailboxes.write(island.agent_id, kind, epoch=state.registry.epoch, t_s=self._controller.clock())
         return "training pauses, no syncs" if paused else "training and syncs go on"

@@ -13,6 +13,7 @@ from enum import StrEnum
 from pydantic import ValidationError
 
 from controller.policy.base import ServerView
+from controller.sample_limits import find_absurd
 from controller.schema import ServerStatus
 from sidecar.schema import EngineState, LoadSample
 
@@ -33,6 +34,8 @@ class SampleOutcome(StrEnum):
 
     ACCEPTED = "accepted"
     INVALID = "invalid"
+    ABSURD = "absurd"
+    """A value that no server has."""
     FROM_FUTURE = "from_future"
     TOO_OLD = "too_old"
     DUPLICATE = "duplicate"
@@ -62,6 +65,9 @@ class SampleBook:
             first = exc.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             return Verdict(SampleOutcome.INVALID, detail=f"{where}: {first['msg']}")
+        absurd = find_absurd(sample)
+        if absurd is not None:
+            return Verdict(SampleOutcome.ABSURD, detail=absurd)
         outcome = self._judge(sample, now_s)
         if outcome is SampleOutcome.ACCEPTED:
             self._latest[sample.server_id] = sample

@@ -6,9 +6,9 @@ Wall-clock times are Unix seconds.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field, computed_field
+from pydantic import Field, computed_field, model_validator
 
 from diloco.schema import Progress, Slot, SyncReport
 from service.wire import Order, Wire
@@ -133,6 +133,14 @@ class Directives(Wire):
     seq: int
 
 
+class ControlAction(StrEnum):
+    PAUSE = "pause"
+    RESUME = "resume"
+    SYNC_NOW = "sync_now"
+    DRAIN = "drain"
+    SWAP = "swap"
+
+
 class Action(StrEnum):
     SYNC = "sync"
     DEFER = "defer"
@@ -234,6 +242,13 @@ class IslandStatus(Wire):
     age_s: float
     """Seconds since the last heartbeat."""
     progress: Progress | None
+    servers: tuple[str, ...] = ()
+    """Servers that it competes with: the one it names, else all of its node. Empty: nobody says how loaded it is there,
+    which counts as full."""
+    drained: bool = False
+    """It gets no slot until an operator resumes it."""
+    leaving: ControlAction | None = None
+    """`drain` or `swap`: it gives its slot up after its next sync."""
 
 
 class Fleet(Wire):
@@ -522,18 +537,113 @@ class ExperimentPage(Wire):
     experiments: tuple[ExperimentStatus, ...]
 
 
-class ControlAction(StrEnum):
-    PAUSE = "pause"
-    RESUME = "resume"
-    SYNC_NOW = "sync_now"
+class ControlWhen(StrEnum):
+    """When an island gives its slot up."""
+
+    AFTER_SYNC = "after_sync"
+    """After its next outer sync: no inner step is lost."""
+    NOW = "now"
+    """At once: its steps since the last outer sync are lost."""
 
 
 class ControlRequest(Order):
-    """``POST /v1/control``."""
+    """``POST /v1/control``. At most one of ``agent_id``, ``slot`` and ``node`` names whom it is about.
+
+    `pause` and `sync_now` are about the whole run, `resume` about the whole run or about drained agents, `drain` and
+    `swap` about the agents that are named.
+    """
 
     action: ControlAction
+    agent_id: Name | None = None
+    slot: Slot | None = None
+    node: Name | None = None
+    """All agents of this host, as of now."""
+    to_agent: Name | None = None
+    """For `swap`: the spare that takes the slot; None takes the one that waits longest."""
+    when: ControlWhen = ControlWhen.AFTER_SYNC
+    """For `drain` and `swap`."""
+    dry_run: bool = False
+    """Answer what would happen, and change nothing."""
+
+    @model_validator(mode="after")
+    def _check_target(self) -> Self:
+        if sum(target is not None for target in (self.agent_id, self.slot, self.node)) > 1:
+            raise ValueError("agent_id, slot and node each name whom it is about: give one of them")
+        return self
+
+
+class ControlStep(Wire):
+    """What an order does to one agent."""
+
+    agent_id: str
+    slot: int | None
+    """The slot that changes hands; None for a spare."""
+    change: ControlAction
+    when: ControlWhen
+    to_agent: str | None = None
+    """The spare that takes the slot; None: the slot stays empty until there is one."""
 
 
 class ControlReply(Wire):
     action: ControlAction
     effect: str
+    dry_run: bool = False
+    steps: tuple[ControlStep, ...] = ()
+
+
+class RecoveryKind(StrEnum):
+    """What became known about a slot, an agent or the controller. Exported as a metric label."""
+
+    LEASE_LOST = "lease_lost"
+    """The holder of a slot was silent for longer than its lease."""
+    LEFT = "left"
+    """The holder of a slot ended in order."""
+    DRAINED = "drained"
+    """The holder of a slot gave it up because an operator drained it."""
+    SWAPPED = "swapped"
+    """The holder of a slot gave it up because an operator swapped it."""
+    PROCESS_REPLACED = "process_replaced"
+    """Another process took over the agent, and its slot with it, before its lease ended."""
+    SPARE_TOOK_SLOT = "spare_took_slot"
+    AGENT_RETURNED = "agent_returned"
+    """The agent that had lost the slot, or had left it, came back to it."""
+    WORKER_RESTARTED = "worker_restarted"
+    """The agent started its rank worker anew."""
+    TRAINS_AGAIN = "trains_again"
+    """The slot took its first inner step since it was lost: the end of a recovery, with all of its times."""
+    CONTROLLER_RESTARTED = "controller_restarted"
+
+
+class Recovery(Wire):
+    """One thing that became known in a recovery. A recovery has several, which share its number."""
+
+    t_s: float
+    kind: RecoveryKind
+    slot: int | None = None
+    """None when it is about the whole run."""
+    agent_id: str | None = None
+    from_agent: str | None = None
+    """Who held the slot before."""
+    epoch: int
+    recovery: int
+    """Number of the recovery."""
+    lost_s: float | None = None
+    """Last sign of life of the holder before; for an order, when the slot was given up."""
+    taken_s: float | None = None
+    """When the slot had a living holder again."""
+    first_step_s: float | None = None
+    """When that holder's first inner step was reported: at most one heartbeat late."""
+
+
+class RecoveryRecord(Recovery):
+    """One journalled `Recovery`."""
+
+    id: int
+
+
+class RecoveryPage(Wire):
+    """``GET /v1/recoveries?since=&limit=``."""
+
+    recoveries: list[RecoveryRecord]
+    next_since: int
+    """Pass as ``since`` to get what came later."""
