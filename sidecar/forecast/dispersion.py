@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 WINDOW_S = 10.0
-MIN_WINDOW_S = 0.9 * WINDOW_S
+MIN_WINDOW_S = 0.98 * WINDOW_S
 """Ticks that come early by jitter do not make a window longer by one."""
 DISCOUNT = 0.998
 """Per window: about the last hour and a half."""

@@ -31,14 +31,14 @@ def test_it_is_what_the_definition_says() -> None:
 @pytest.mark.parametrize("rate_per_s", [0.1, 2.0, 50.0])
 def test_poisson_arrivals_of_any_rate_have_one(rate_per_s: float) -> None:
     counts = np.random.default_rng(1).poisson(rate_per_s, size=7200)
-    assert fed(counts).allan == pytest.approx(1.0, abs=0.15)
+    assert fed(counts).allan == pytest.approx(1.0, abs=0.3)
 
 
 def test_a_rate_that_drifts_is_not_dispersion() -> None:
     rates = 6.0 * np.exp(0.5 * np.sin(2 * math.pi * np.arange(7200) / 3600))
     counts = np.random.default_rng(2).poisson(rates)
     assert counts.reshape(-1, 10).sum(axis=1).var() / (10 * counts.mean()) > 5
-    assert fed(counts).allan == pytest.approx(1.0, abs=0.15)
+    assert fed(counts).allan == pytest.approx(1.0, abs=0.3)
 
 
 def test_bursts_have_much_more_and_a_metronome_none() -> None:
@@ -52,7 +52,7 @@ def test_windows_of_unequal_length_are_compared_as_rates() -> None:
     for _ in range(7200):
         interval_s = float(rng.choice([0.5, 1.0, 3.0, 20.0]))
         dispersion.add(float(rng.poisson(4.0 * interval_s)), interval_s=interval_s)
-    assert dispersion.allan == pytest.approx(1.0, abs=0.15)
+    assert dispersion.allan == pytest.approx(1.0, abs=0.3)
 
 
 def test_windows_on_both_sides_of_a_hole_are_no_neighbours() -> None:
