@@ -62,6 +62,7 @@ class Controller:
             if verdict.outcome is not SampleOutcome.ACCEPTED:
                 rejected.append(RejectedSample(index=index, reason=verdict.outcome, detail=verdict.detail[:500]))
             elif verdict.sample is not None:
+                self.state.costs.offer(verdict.sample)
                 body = verdict.sample.model_dump_json(exclude_none=True)
                 self.state.journal.append("samples", (verdict.sample.server_id, verdict.sample.t_s, body))
                 self.state.journal.put("servers", verdict.sample.server_id, body)
@@ -117,10 +118,11 @@ class Controller:
     def _autonomy(self) -> Autonomy:
         budget = self.state.budget
         horizon_s = budget.spec.horizon_s
+        per_hour = budget.spec.syncs_per_hour
         return Autonomy(
             allowed=self.state.policy.syncs and not is_over(budget, self.clock()),
             max_syncs=budget.remaining,
-            min_gap_s=budget.spec.min_gap_s,
+            min_gap_s=budget.spec.min_gap_s if per_hour is None else max(budget.spec.min_gap_s, 3600.0 / per_hour),
             until_s=None if horizon_s is None else budget.started_s + horizon_s,
         )
 

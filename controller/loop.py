@@ -64,6 +64,7 @@ class Loop:
         if now_s - self._pruned_s >= PRUNE_EVERY_S:
             self._pruned_s = now_s
             self._state.samples.forget(now_s)
+            self._state.costs.forget(now_s)
             self._state.journal.prune(now_s - self._state.settings.retention_s)
         await self._publish_soon()
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from controller.budget import check_budget, new_period, with_sync_spent, with_sync_started
 from controller.config import ControllerSettings
+from controller.costs import CostBook
 from controller.directives import Box, Mailboxes
 from controller.journal import Journal
 from controller.journal_file import JournalReader
@@ -57,6 +58,7 @@ class FleetState:
         )
         self.registry.grace(now_s)
         self.samples = SampleBook(reader.values("servers", LoadSample), stale_after_s=settings.stale_after_s)
+        self.costs = CostBook(stale_after_s=settings.stale_after_s)
         self.rounds = RoundBook(
             journal,
             reader.values("rounds", RoundEntry, newest=KEPT_ROUNDS),
