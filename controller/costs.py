@@ -3,8 +3,8 @@
 A *group* are the servers that the islands of one sync are bound to. Its cost in a second is the sum over its servers,
 unknown when one of them is unknown.
 
-Memory: a server has a history (a ring of `HISTORY_S` seconds, 22 kB) only once a group asked for it, that is once an
-island is bound to it: 10,000 servers of which 1,000 have islands take 22 MB, and 220 MB if all had. A group takes
+Memory: a server has a history (a ring of `HISTORY_S` seconds, 15 kB) only once a group asked for it, that is once an
+island is bound to it: 10,000 servers of which 1,000 have islands take 15 MB, and 150 MB if all had. A group takes
 another 40 kB (`controller.cost_track`). Both are dropped when nobody has asked for them for `FORGET_AFTER_S`.
 """
 
@@ -16,16 +16,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from controller.cost_track import CostTrack, total
-from controller.policy.cost_view import CostView, mean_ahead
+from controller.policy.cost_view import CostView
 from sidecar.schema import LoadSample
 
 HISTORY_S = 1800
 MIN_COVERED_S = 0.5
 """A second counts as known when samples cover at least half of it."""
 FORGET_AFTER_S = 600.0
-FORESEEN_S = 2.0
-"""The servers' own forecast is taken over this span: further ahead it says ever less about now."""
-UNKNOWN = math.nan
 
 
 class ServerCosts:
@@ -42,7 +39,6 @@ class ServerCosts:
         self.ahead_per_s: tuple[tuple[float, float], ...] = ()
         self._costs = array("f", [0.0]) * HISTORY_S
         self._covered = array("f", [0.0]) * HISTORY_S
-        self._foreseen = array("f", [UNKNOWN]) * HISTORY_S
         self._newest = -1
         """Newest second of the grid that was touched."""
 
@@ -50,9 +46,6 @@ class ServerCosts:
         self.newest_s = sample.t_s
         self.ahead_per_s = tuple((point.start_s, point.violations) for point in sample.sync_costs_ahead)
         self._move_to(self.told_until)
-        foreseen = mean_ahead(self.ahead_per_s, FORESEEN_S)
-        if foreseen is not None:
-            self._foreseen[self.told_until % HISTORY_S] = foreseen
         if sample.sync_cost_per_s is None or sample.interval_s is None:
             return
         start_s = max(sample.t_s - sample.interval_s, sample.t_s - HISTORY_S + 1)
@@ -73,18 +66,10 @@ class ServerCosts:
         covered_s = self._covered[second % HISTORY_S]
         return self._costs[second % HISTORY_S] / covered_s if covered_s >= MIN_COVERED_S else None
 
-    def foreseen_per_s(self, second: int) -> float | None:
-        """What it foresaw as the second ended."""
-        if not self._newest - HISTORY_S <= second < self._newest:
-            return None
-        foreseen = self._foreseen[(second + 1) % HISTORY_S]
-        return None if math.isnan(foreseen) else foreseen
-
     def _move_to(self, second: int) -> None:
         for passed in range(max(self._newest + 1, second - HISTORY_S + 1), second + 1):
             index = passed % HISTORY_S
             self._costs[index] = self._covered[index] = 0.0
-            self._foreseen[index] = UNKNOWN
         self._newest = max(self._newest, second)
 
 
@@ -170,8 +155,7 @@ class CostBook:
             if cost_per_s is None:
                 group.track.gap()
             else:
-                foreseen_per_s = total([server.foreseen_per_s(second) for server in servers])
-                group.track.observe(cost_per_s, foreseen_per_s=foreseen_per_s, sync_s=sync_s)
+                group.track.observe(cost_per_s, sync_s=sync_s)
         group.next_second = max(group.next_second, until)
 
 

@@ -1,6 +1,6 @@
 """Discounted least squares, online: y ≈ w·x, with what is long ago forgotten (pure).
 
-    A = Σ γ^age x xᵀ      b = Σ γ^age x y      n = Σ γ^age
+    A = Σ d^age x xᵀ      b = Σ d^age x y      n = Σ d^age
     w = w₀ + (A + (κ/n)·diag A)⁻¹ (b - A w₀)
 
 (ridge regression, Hoerl and Kennard 1970, around w₀ instead of 0.) The ridge counts as κ observations in which each

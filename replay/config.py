@@ -60,8 +60,8 @@ class ReplaySettings(Settings):
     duration_s: float = Field(default=60.0, gt=0)
     """Length of the slice, in replay seconds."""
     policies: CommaSeparated = ("no_sync", "random_deferral", "wa_diloco")
-    """Policies to compare, comma-separated: no_sync, fixed_h, adaptive_tokens, pressure_gate, random_deferral, wa_diloco,
-    wa_calibrated, wa_forecast."""
+    """Policies to compare, comma-separated: no_sync, fixed_h, adaptive_tokens, pressure_gate, random_deferral,
+    wa_diloco, wa_calibrated, wa_forecast."""
     policy_params: dict[str, float] = Field(default_factory=dict)
     """POLICY.PARAM=VALUE overrides, such as wa_diloco.threshold=0.1 (repeat the option for more)."""
     seeds: int = Field(default=1, ge=1)

@@ -79,7 +79,7 @@ class SimulateSettings(Settings):
 
     @property
     def gap_s(self) -> float:
-        """Least time from one decision to the next: the gap counts from the start of the sync, the steps from its end."""
+        """Least time from a decision to the next: the gap counts from the start of the sync, the steps from its end."""
         return self.lag_s + max(self.min_gap_s, self.sync_s + self.min_h * self.step_ms / 1e3)
 
     @model_validator(mode="after")
@@ -98,7 +98,7 @@ class SimulateSettings(Settings):
             raise ValueError(f"min_h {self.min_h} is above max_h {self.max_h}: lower one or raise the other")
         if self.outer_syncs * self.gap_s >= self.duration_s:
             raise ValueError(
-                f"outer_syncs {self.outer_syncs} at {self.gap_s:g} s each (min_gap_s, or sync_s and min_h steps) do not "
-                f"fit into duration_s {self.duration_s}: lower one of the first or raise the last"
+                f"outer_syncs {self.outer_syncs} at {self.gap_s:g} s each (min_gap_s, or sync_s and min_h steps) do not"
+                f" fit into duration_s {self.duration_s}: lower one of the first or raise the last"
             )
         return self

@@ -1,8 +1,8 @@
 """What the controller would have seen of a fleet, second by second: the sidecars' own code on a virtual clock.
 
 Each server is scraped once a second, as the plugin would tell it: requests in the engine, finished ones and how each
-stood against the objective. `Observer` makes samples of that, with forecasts and calibration; `SampleBook` and `CostBook`
-take them as they take those of a live fleet.
+stood against the objective. `Observer` makes samples of that, with forecasts and calibration; `SampleBook` and
+`CostBook` take them as they take those of a live fleet.
 
 The samples are made once and serve every policy. They come from traffic without syncs, but for the beginning: until
 ``probe_until_s`` a sync runs now and then, so that the calibration learns what one does. Live, the syncs of the policy

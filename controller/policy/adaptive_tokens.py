@@ -3,10 +3,11 @@
     target = clip(R · S, min_h · τ, max_h · τ)
 
 R is the mean token rate of all islands since the run began, τ the tokens that all of them together take per inner step
-since the last sync, and S the seconds that each remaining sync has: those from the last sync until the horizon ends, over
-the number left and one (the time after the last); a rate has its period. Islands that yield to traffic take tokens more slowly than R, and sync later;
-in a quiet hour they sync earlier. Without a number in a horizon or a rate nothing says how often, and the target is
-√(min_h · max_h) · τ, the middle of what is allowed. Blind to what a sync costs: a baseline.
+since the last sync, and S the seconds that each remaining sync has: those from the last sync until the horizon ends,
+over the number left and one (the time after the last); a rate has its period. Islands that yield to traffic take tokens
+more slowly than R, and sync later; in a quiet hour they sync earlier. Without a number in a horizon or a rate nothing
+says how often, and the target is √(min_h · max_h) · τ, the middle of what is allowed. Blind to what a sync costs: a
+baseline.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     score = score of wa_diloco - w_sync · sat(sync cost / scale)
 
-The sync cost are the expected extra SLO violations of a sync that starts now, by the sidecars' own forecasts of load and
-arrivals and their calibrated P(violation | load, sync). A cost that is unknown counts as a full one.
+The sync cost are the expected extra SLO violations of a sync that starts now, by the sidecars' own forecasts of load
+and arrivals and their calibrated P(violation | load, sync). A cost that is unknown counts as a full one.
 """
 
 from __future__ import annotations

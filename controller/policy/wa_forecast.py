@@ -1,6 +1,6 @@
 """``wa_forecast``: sync when that costs no more than what may still be expected of the chances before the deadline.
 
-    chances   n = (deadline - now) / decorrelation time
+    chances   n = (deadline - now) / (decorrelation time + length of a sync)
     sync iff  cost(now) <= the 1/(n + 1) quantile of the recent costs
 
 The least of n independent costs lies at their 1/(n + 1) quantile on average (the first order statistic of n uniform
@@ -14,9 +14,9 @@ The deadline of the next sync is the earliest of
     the budget's longest deferral
     the time at which H reaches max_h, at the present step time
 
-The share is the budget's price, under integral control: every sync that was not made so far shortens it, which raises
-the quantile, and with it the cost at which one more sync is bought (``price``, in violations); every one that came early
-lengthens it. The count arrives at the budget, since the guard forces what is left when it is due.
+The share puts the budget's price under integral control: every sync that was not made so far shortens it, which raises
+the quantile, and with it the cost at which one more sync is bought (``price``, in violations); every one that came
+early lengthens it. The count arrives at the budget, since the guard forces what is left when it is due.
 
 Equal costs (nights without a request, a flat load): a share f of the recent moments costs what this one does, and the
 quantile lies within them. Waiting loses nothing while enough such moments are to come, and syncs should not all come in
@@ -77,7 +77,7 @@ class WaForecast:
         if len(costs.recent_per_s) < MIN_RECENT:
             return Opinion(sync=False, reason=Reason.COST_HISTORY_SHORT, terms={"due_in_s": due_in_s})
         decorrelation_s = self.params.decorrelation_s or costs.decorrelation_s
-        chances = due_in_s / decorrelation_s
+        chances = due_in_s / (decorrelation_s + view.expected_sync_s)
         quantile = 1.0 / (chances + 1.0)
         below, same = costs.standing()
         least_ahead = costs.least_ahead_per_s(decorrelation_s, due_in_s)

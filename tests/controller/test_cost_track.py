@@ -28,11 +28,11 @@ def on_off(seed: int, seconds: int) -> list[float]:
     return costs
 
 
-def feed(track: CostTrack, costs: list[float], *, sync_s: float = 3.0, foreseen: float | None = None) -> list[float]:
+def feed(track: CostTrack, costs: list[float], *, sync_s: float = 3.0) -> list[float]:
     """The expectation at the end of each second."""
     found = []
     for cost in costs:
-        track.observe(cost, foreseen_per_s=foreseen, sync_s=sync_s)
+        track.observe(cost, sync_s=sync_s)
         assert track.expected_per_s is not None
         found.append(track.expected_per_s)
     return found
@@ -43,23 +43,22 @@ def test_a_constant_cost_is_expected_to_go_on() -> None:
     assert feed(track, [2.0] * 600)[-1] == pytest.approx(2.0, rel=0.02)
 
 
-def test_at_first_it_goes_by_what_the_servers_foresee() -> None:
-    track = CostTrack()
-    assert feed(track, [5.0], foreseen=0.25) == pytest.approx([0.25])
+def test_at_first_it_goes_by_a_fast_average() -> None:
+    assert feed(CostTrack(), [5.0, 0.0, 0.0]) == pytest.approx([5.0, 3.0, 1.8])
 
 
-def test_it_learns_how_bursts_go_on() -> None:
-    costs, sync_s = on_off(1, 4000), 3
+@pytest.mark.parametrize("seed", [1, 3, 4])
+def test_it_learns_how_bursts_go_on(seed: int) -> None:
+    costs, sync_s = on_off(seed, 4000), 3
     expected = feed(CostTrack(), costs, sync_s=sync_s)
     later = [sum(costs[t + 1 : t + 1 + sync_s]) / sync_s for t in range(len(costs))]
-    judged = range(1500, len(costs) - sync_s)
-    ranked = sorted(judged, key=lambda t: expected[t])
-    calm = ranked[: len(ranked) // 4]
+    judged = sorted(range(1500, len(costs) - sync_s), key=lambda t: expected[t])
+    calm, busy = judged[: len(judged) // 4], judged[-len(judged) // 4 :]
     mean = sum(later[t] for t in judged) / len(judged)
-    assert sum(later[t] for t in calm) / len(calm) < 0.4 * mean
-    # And better than to go by the cost of the last second alone, which is 0 in many a burst's second.
-    by_last = sorted(judged, key=lambda t: (costs[t], t))[: len(calm)]
-    assert sum(later[t] for t in calm) < sum(later[t] for t in by_last)
+    # Bursts come without a warning: in the middle of a lull 1.6/s are to be expected, not the 0.4/s of the lull.
+    assert sum(later[t] for t in calm) / len(calm) < 0.5 * mean
+    assert sum(later[t] for t in busy) / len(busy) > 1.7 * mean
+    assert sum(expected) / len(expected) == pytest.approx(mean, rel=0.3)
 
 
 def test_a_gap_is_not_learned_across() -> None:
@@ -85,7 +84,7 @@ def test_the_window_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keeps", "low", "high"), [(0.0, SHORTEST_S, SHORTEST_S), (0.85, 5.0, 7.5), (0.99, LONGEST_S, LONGEST_S)]
+    ("keeps", "low", "high"), [(0.0, SHORTEST_S, SHORTEST_S), (0.9, 6.5, 11.5), (0.99, LONGEST_S, LONGEST_S)]
 )
 def test_the_decorrelation_time_is_that_of_the_costs(keeps: float, low: float, high: float) -> None:
     rng, level, costs = random.Random(3), 0.0, []

@@ -11,8 +11,7 @@ from controller.policy import make_policy
 from controller.policy.base import Policy
 from controller.schema import Action, PolicySpec, Reason
 from service.errors import InputError
-from tests.controller.helpers import ManualClock, make_settings, play
-from tests.controller.helpers import Client
+from tests.controller.helpers import Client, ManualClock, make_settings, play
 from tests.controller.policy.views import CONTEXT, fleet, island
 
 MODULE = """

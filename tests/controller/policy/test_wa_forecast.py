@@ -24,7 +24,7 @@ def decide(view: FleetView, now_s: float = NOW_S, **params: float) -> Decision:
 
 
 def with_cost(now: float, **fields: object) -> FleetView:
-    """H is 50 of at most 100, a step takes a second, chances come every 5 s: ten are left, the quantile is 1/11."""
+    """H is 50 of at most 100 and a step takes a second; a chance takes 3 s, a sync 2 s: the quantile is 1/11."""
     return replace(fleet(), costs=costs(now, RECENT, **fields))
 
 
@@ -39,7 +39,7 @@ def test_a_decision_carries_what_it_was_made_of() -> None:
     terms = decide(view).terms
     expected = {
         "due_in_s": 50.0,
-        "decorrelation_s": 5.0,
+        "decorrelation_s": 3.0,
         "chances_left": 10.0,
         "quantile": 1 / 11,
         "cheaper_frac": 0.1,
@@ -80,7 +80,7 @@ def test_what_is_unknown_waits_for_the_deadline(view: FleetView, reason: Reason)
 
 
 def test_a_much_lower_cost_ahead_is_waited_for() -> None:
-    ahead = ((0.0, 4.0), (10.0, 1.9), (60.0, 0.0))
+    ahead = ((0.0, 4.0), (10.0, 1.7), (60.0, 0.0))
     assert decide(with_cost(3.0, ahead_per_s=ahead)).reason is Reason.LOWER_COST_AHEAD
     assert decide(with_cost(3.0, ahead_per_s=ahead), ahead_frac=0.4).reason is Reason.COST_LOW
     # What lies behind the deadline, or within the time in which nothing changes, does not count.

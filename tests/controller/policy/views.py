@@ -27,7 +27,7 @@ def island(h: int = 50, **fields: Any) -> IslandView:
 
 
 def costs(now: float, recent: Sequence[float], **fields: Any) -> CostView:
-    return CostView(expected_per_s=now, recent_per_s=sorted(recent), **{"decorrelation_s": 5.0, **fields})
+    return CostView(expected_per_s=now, recent_per_s=sorted(recent), **{"decorrelation_s": 3.0, **fields})
 
 
 def fleet(*islands: IslandView, **fields: Any) -> FleetView:
