@@ -34,6 +34,7 @@ class ServerCosts:
 
     def __init__(self) -> None:
         self.asked_s = 0.0
+        self.num_samples = 0
         self.newest_s = -math.inf
         """End of the newest sample."""
         self.ahead_per_s: tuple[tuple[float, float], ...] = ()
@@ -43,6 +44,7 @@ class ServerCosts:
         """Newest second of the grid that was touched."""
 
     def add(self, sample: LoadSample) -> None:
+        self.num_samples += 1
         self.newest_s = sample.t_s
         self.ahead_per_s = tuple((point.start_s, point.violations) for point in sample.sync_costs_ahead)
         self._move_to(self.told_until)
@@ -75,11 +77,13 @@ class ServerCosts:
 
 @dataclass(slots=True)
 class _Group:
-    server_ids: tuple[str, ...]
     track: CostTrack = field(default_factory=CostTrack)
     next_second: int | None = None
     """First second that the track has not seen."""
     asked_s: float = 0.0
+    num_samples: int = 0
+    seen: CostView | None = None
+    """What was made of so many samples: ticks come more often than they do."""
 
 
 class CostBook:
@@ -99,7 +103,10 @@ class CostBook:
     def follow(self, server_ids: Iterable[str], *, now_s: float) -> None:
         """Keep a history of these servers from now on."""
         for server_id in server_ids:
-            self._servers.setdefault(server_id, ServerCosts()).asked_s = now_s
+            server = self._servers.get(server_id)
+            if server is None:
+                server = self._servers[server_id] = ServerCosts()
+            server.asked_s = now_s
 
     def series(self, server_ids: Collection[str], *, since_s: float, until_s: float) -> tuple[float | None, ...]:
         """Cost per second of the group in each whole second of ``[since_s, until_s)``; None where it is unknown."""
@@ -117,20 +124,19 @@ class CostBook:
         """
         self.follow(server_ids, now_s=now_s)
         key = tuple(sorted(server_ids))
-        group = self._groups.setdefault(key, _Group(key))
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = _Group()
         group.asked_s = now_s
         servers = [self._servers[server_id] for server_id in key]
-        self._advance(group, servers, now_s=now_s, sync_s=sync_s)
-        expected_per_s = group.track.expected_per_s
-        is_stale = any(now_s - server.newest_s > self._stale_after_s for server in servers)
-        if expected_per_s is None or is_stale:
+        if not servers or any(now_s - server.newest_s > self._stale_after_s for server in servers):
+            # Nothing will be predicted before all of them are heard again; what they missed are gaps then.
             return None
-        return CostView(
-            expected_per_s=expected_per_s,
-            recent_per_s=group.track.recent.ascending(),
-            decorrelation_s=group.track.decorrelation_s,
-            ahead_per_s=_sum_ahead(servers),
-        )
+        num_samples = sum(server.num_samples for server in servers)
+        if self._advance(group, servers, now_s=now_s, sync_s=sync_s) or num_samples != group.num_samples:
+            group.num_samples = num_samples
+            group.seen = _see(group.track, servers)
+        return group.seen
 
     def forget(self, now_s: float) -> None:
         """Drop what nobody has asked for."""
@@ -141,27 +147,38 @@ class CostBook:
             if now_s - group.asked_s <= FORGET_AFTER_S and all(name in self._servers for name in key)
         }
 
-    def _advance(self, group: _Group, servers: list[ServerCosts], *, now_s: float, sync_s: float) -> None:
-        """Show the track every second that is over: told by all, or too late."""
-        if not servers:
-            return
+    def _advance(self, group: _Group, servers: list[ServerCosts], *, now_s: float, sync_s: float) -> bool:
+        """Show the track every second that is over (told by all, or too late); whether there was one."""
         told_until = min(server.told_until for server in servers)
         until = max(min(told_until, math.floor(now_s + 0.5)), math.floor(now_s - self._stale_after_s))
         first = max(until - HISTORY_S + 1, 0)
-        if group.next_second is None:
-            group.next_second = first
-        for second in range(max(group.next_second, first), until):
+        begin = first if group.next_second is None else max(group.next_second, first)
+        for second in range(begin, until):
             cost_per_s = total([server.cost_per_s(second) for server in servers])
             if cost_per_s is None:
                 group.track.gap()
             else:
                 group.track.observe(cost_per_s, sync_s=sync_s)
-        group.next_second = max(group.next_second, until)
+        group.next_second = max(begin, until)
+        return begin < until
+
+
+def _see(track: CostTrack, servers: list[ServerCosts]) -> CostView | None:
+    if track.expected_per_s is None:
+        return None
+    return CostView(
+        expected_per_s=track.expected_per_s,
+        recent_per_s=track.recent.ascending(),
+        decorrelation_s=track.decorrelation_s,
+        ahead_per_s=_sum_ahead(servers),
+    )
 
 
 def _sum_ahead(servers: list[ServerCosts]) -> tuple[tuple[float, float], ...]:
     """The forecasts added up where all have the same start times; empty when one is unknown."""
     first = servers[0].ahead_per_s
+    if len(servers) == 1:
+        return first
     starts_s = [start_s for start_s, _ in first]
     if any([start_s for start_s, _ in server.ahead_per_s] != starts_s for server in servers):
         return ()

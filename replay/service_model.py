@@ -55,7 +55,8 @@ class Service:
         starts_s, ends_s = np.array(windows, dtype=float).T
         # Of the windows that begin before a request ends the last one is the only one that can still reach it.
         last = np.searchsorted(starts_s, self.end_s, side="left") - 1
-        return (last >= 0) & (ends_s[np.maximum(last, 0)] > self.arrival_s)
+        met: Flags = (last >= 0) & (ends_s[np.maximum(last, 0)] > self.arrival_s)
+        return met
 
     def violated(self, windows: Windows) -> Flags:
         return np.where(self.in_sync(windows), self.violates_in_sync, self.violates_alone)
@@ -89,7 +90,8 @@ def serve(arrival_s: Floats, output_tokens: NDArray[np.int64], *, model: Service
 
     def violates(slow: float) -> Flags:
         missed = [slow * latencies_s[objective.metric] > objective.threshold_s for objective in slo.objectives]
-        return np.logical_or.reduce(missed)
+        any_missed: Flags = np.logical_or.reduce(missed)
+        return any_missed
 
     return Service(arrival_s, ttft_s, itl_s, e2e_s, model.sync_slowdown, violates(1.0), violates(model.sync_slowdown))
 

@@ -202,7 +202,7 @@ def oracle_schedule(stretch: Stretch, settings: SimulateSettings) -> Schedule:
     """The best decisions at whole seconds, within the limits that hold for every policy."""
     first = math.ceil(settings.min_h * settings.step_ms / 1e3)
     last = math.floor(settings.duration_s - settings.lag_s - settings.sync_s)
-    starts_s = np.arange(first, last + 1) + settings.lag_s
+    starts_s = np.arange(first, last + 1, dtype=np.float64) + settings.lag_s
     costs = cost_of_starts(stretch.service, starts_s, sync_s=settings.sync_s)
     chosen = best_starts(costs.tolist(), num_syncs=settings.outer_syncs, gap=math.ceil(settings.gap_s))
     return Schedule(tuple((float(starts_s[i]), float(starts_s[i]) + settings.sync_s) for i in chosen), ())

@@ -1,7 +1,7 @@
 """What a policy may know about the cost of a sync: expected extra SLO violations, added over the bound servers.
 
-Costs are per second of sync. ``expected_per_s`` may be slightly below 0: it ranks moments, and the calmest of two calm
-ones still ranks lower; shown to people it is clipped (`violations`).
+Costs are per second of sync. ``expected_per_s`` ranks moments. It may be slightly below 0, since the calmer of two calm
+ones still ranks lower (shown to people it is clipped, `violations`), and lies under the mean where costs scatter.
 """
 
 from __future__ import annotations

@@ -58,7 +58,8 @@ def test_it_learns_how_bursts_go_on(seed: int) -> None:
     # Bursts come without a warning: in the middle of a lull 1.6/s are to be expected, not the 0.4/s of the lull.
     assert sum(later[t] for t in calm) / len(calm) < 0.5 * mean
     assert sum(later[t] for t in busy) / len(busy) > 1.7 * mean
-    assert sum(expected) / len(expected) == pytest.approx(mean, rel=0.3)
+    # The square of a mean root lies under the mean.
+    assert 0.6 * mean < sum(expected) / len(expected) < mean
 
 
 def test_a_gap_is_not_learned_across() -> None:
