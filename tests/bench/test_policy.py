@@ -10,8 +10,20 @@ The pair is the stretch, not the seed of the generator: five seeds could give no
 after a warm-up of 10; the bundled one, ten minutes, has 5 of 2 minutes and its end as the warm-up. Stretches do not
 overlap, and every stretch has its own budget. Headroom is the oracle's advantage: 1 - oracle / random.
 
+The oracle knows arrivals that nothing foretells. In the process of the bundled trace bursts come without a warning, at
+a constant hazard; who knows all of the past knows at best whether a burst is on, and a sync that starts in a lull still
+meets, with lull and burst lengths L and B and rates l and b,
+
+    ∫ l + (b - l) B / (B + L) (1 - exp(-(1/B + 1/L) s)) ds        over its seconds s from now
+
+requests. Between periodic bursts the lull's own requests are all that a policy must meet. The share of the gap that
+this leaves to any policy is printed too; on `bursty` the target is a share of it.
+
+`steady` is Poisson, and no policy can be better or worse than another: it has twice the stretches, and what is shown
+there is the noise of this bench.
+
     WADILOCO_AZURE_TRACE=FILE    the Azure code trace
-    BENCH_POLICY='SYNC_S LAG_S'  by default 2 and 0.5
+    BENCH_POLICY='SYNC_S LAG_S'  by default 2 and 0.5, for which the targets are
     BENCH_POLICY_TRACE=FILE      another trace in place of all
 """
 
@@ -26,7 +38,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replay.make_trace import make_requests
+from replay.make_trace import BURST, LULL, make_requests
 from replay.simulate import run_all, stretches
 from replay.simulate_config import SimulateSettings
 from replay.stats import compare, gap_closed, mean_by_seed
@@ -63,7 +75,7 @@ def bursty(seed: int, duration_s: float) -> Iterator[Request]:
 
 def periodic(seed: int, duration_s: float) -> Iterator[Request]:
     """Every two minutes half a minute of 10 requests/s, else 0.4/s."""
-    return poisson(seed, duration_s, lambda now_s: 10.0 if now_s % PERIOD_S < BURST_S else 0.4)
+    return poisson(seed, duration_s, lambda now_s: (BURST if now_s % PERIOD_S < BURST_S else LULL).rate_per_s)
 
 
 def steady(seed: int, duration_s: float) -> Iterator[Request]:
@@ -82,9 +94,10 @@ def poisson(seed: int, duration_s: float, rate_per_s: Callable[[float], float]) 
         now_s += float(rng.exponential(1 / top))
 
 
-def generated(name: str, make: Callable[[int, float], Iterator[Request]]) -> Kind:
-    duration_s = float(WARM_UP_S + STRETCH_S * STRETCHES)
-    return Kind(name, tuple(Trace(name, "made", tuple(make(seed, duration_s)), duration_s) for seed in SEEDS))
+def generated(name: str, make: Callable[[int, float], Iterator[Request]], *, num: int = STRETCHES) -> Kind:
+    duration_s = float(WARM_UP_S + STRETCH_S * num)
+    traces = (Trace(name, "made", tuple(make(seed, duration_s)), duration_s) for seed in SEEDS)
+    return Kind(name, tuple(traces), stretches=num)
 
 
 def recorded(path: Path) -> Kind:
@@ -102,7 +115,7 @@ def kinds() -> dict[str, Callable[[], Kind]]:
     found: dict[str, Callable[[], Kind]] = {
         "bursty": lambda: generated("bursty", bursty),
         "periodic": lambda: generated("periodic", periodic),
-        "steady": lambda: generated("steady", steady),
+        "steady": lambda: generated("steady", steady, num=2 * STRETCHES),
         "bursty.jsonl": lambda: recorded(SimulateSettings().trace),
     }
     if azure_path().is_file():
@@ -113,6 +126,23 @@ def kinds() -> dict[str, Callable[[], Kind]]:
 KINDS = kinds()
 TARGETS = frozenset({"bursty", "periodic", "azure"})
 NO_HEADROOM = frozenset({"steady"})
+
+
+def limit(name: str, settings: SimulateSettings) -> float | None:
+    """Share of the gap that a policy can close when it knows whether a burst is on (see the text)."""
+    if name == "periodic":
+        mean_per_s = (BURST_S * BURST.rate_per_s + (PERIOD_S - BURST_S) * LULL.rate_per_s) / PERIOD_S
+        return 1 - LULL.rate_per_s / mean_per_s
+    return limit_of_bursty(settings) if name == "bursty" else None
+
+
+def limit_of_bursty(settings: SimulateSettings) -> float:
+    busy_frac = BURST.mean_length_s / (BURST.mean_length_s + LULL.mean_length_s)
+    mean_per_s = busy_frac * BURST.rate_per_s + (1 - busy_frac) * LULL.rate_per_s
+    ahead_s = settings.lag_s + np.linspace(0.0, settings.sync_s, 1001)
+    begun = busy_frac * (1 - np.exp(-(1 / BURST.mean_length_s + 1 / LULL.mean_length_s) * ahead_s))
+    met_per_s = float(np.mean(LULL.rate_per_s + (BURST.rate_per_s - LULL.rate_per_s) * begun))
+    return 1 - met_per_s / mean_per_s
 
 
 def settings_of(kind: Kind) -> SimulateSettings:
@@ -158,11 +188,11 @@ def test_policies_against_matched_random_deferral(name: str) -> None:
     share = gap_closed(runs)["wa_forecast"]
     if name in NO_HEADROOM:
         assert found.ci95[0] <= 0
-    elif name in TARGETS:
+    elif name in TARGETS and "BENCH_POLICY" not in os.environ:
         assert found.mean_diff < 0
         assert found.p_value < MAX_P
         assert share is not None
-        assert share >= MIN_SHARE
+        assert share >= MIN_SHARE * (limit_of_bursty(settings) if name == "bursty" else 1.0)
 
 
 def show(name: str, settings: SimulateSettings, runs: list[Run], *, took_s: float) -> None:
@@ -171,9 +201,12 @@ def show(name: str, settings: SimulateSettings, runs: list[Run], *, took_s: floa
         policy: float(np.mean(list(mean_by_seed(runs, policy, "violations").values()))) for policy in settings.policies
     }
     num = len({run.seed for run in runs})
+    reachable = limit(name, settings)
     print(
         f"\n{name}: {num} stretches of {settings.duration_s} s, {settings.outer_syncs} syncs of {settings.sync_s:g} s "
-        f"each, lag {settings.lag_s:g} s; headroom {1 - means['oracle'] / means['random_deferral']:.0%}; {took_s:.0f} s"
+        f"each, lag {settings.lag_s:g} s; headroom {1 - means['oracle'] / means['random_deferral']:.0%}"
+        + ("" if reachable is None else f", of which a policy can close {reachable:.0%}")
+        + f"; {took_s:.0f} s"
     )
     print(f"{'policy':16} {'violations':>10} {'gap closed':>10} {'difference, 95 % interval':>30} {'p':>8}")
     for policy in settings.policies:
