@@ -5,7 +5,7 @@ unknown when one of them is unknown.
 
 Memory: a server has a history (a ring of `HISTORY_S` seconds, 15 kB) only once a group asked for it, that is once an
 island is bound to it: 10,000 servers of which 1,000 have islands take 15 MB, and 150 MB if all had. A group takes
-another 40 kB (`controller.cost_track`). Both are dropped when nobody has asked for them for `FORGET_AFTER_S`.
+another 65 kB (`controller.cost_track`). Both are dropped when nobody has asked for them for `FORGET_AFTER_S`.
 """
 
 from __future__ import annotations

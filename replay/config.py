@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode
 
+from controller.policy.plugins import installed
 from service.errors import WadilocoError
 from service.settings import Settings, is_loopback
 from sidecar.slo import parse_slo
@@ -27,6 +28,11 @@ POLICIES = (
 )
 DRAWING_POLICY = "random_deferral"
 """Its outcome depends on luck, so that it runs ``draws`` times per seed; the others run once."""
+
+
+def is_policy(name: str) -> bool:
+    """Whether the controller knows it: one of its own, or one that an installed package brings along."""
+    return name in POLICIES or name in installed()
 
 
 def _split(value: Any) -> Any:
@@ -131,7 +137,7 @@ class ReplaySettings(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        unknown = [policy for policy in self.policies if policy not in POLICIES]
+        unknown = [policy for policy in self.policies if not is_policy(policy)]
         if unknown:
             raise ValueError(f"policies: {unknown[0]!r} is not one of {', '.join(POLICIES)}")
         if not self.policies:
@@ -148,7 +154,7 @@ class ReplaySettings(Settings):
                     f"gate {self.gate} reaches no further than this machine, and server {url} is not on it"
                 )
         for key in self.policy_params:
-            if key.partition(".")[0] not in POLICIES or "." not in key:
+            if not is_policy(key.partition(".")[0]) or "." not in key:
                 raise ValueError(f"policy_params: {key!r} is not POLICY.PARAM with a policy of {', '.join(POLICIES)}")
         if self.min_h > self.max_h:
             raise ValueError(f"min_h {self.min_h} is above max_h {self.max_h}: lower one or raise the other")

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from replay.config import BUNDLED_TRACE, POLICIES, CommaSeparated, check_slo
+from replay.config import BUNDLED_TRACE, POLICIES, CommaSeparated, check_slo, is_policy
 from service.settings import Settings
 
 ORACLE = "oracle"
@@ -33,7 +33,7 @@ class SimulateSettings(Settings):
     """Seconds of the trace before the first slice (its end, for a slice at its beginning) that the sidecars have seen
     already; a sync every half minute of them teaches the calibration."""
     policies: CommaSeparated = ("no_sync", "random_deferral", "fixed_h", "wa_diloco", "wa_forecast", ORACLE)
-    """Policies to compare, comma-separated: those of wadiloco replay, and oracle."""
+    """Policies to compare, comma-separated: those of wadiloco replay (or of an installed package), and oracle."""
     policy_params: dict[str, float] = Field(default_factory=dict)
     """POLICY.PARAM=VALUE overrides, such as wa_diloco.threshold=0.1 (repeat the option for more)."""
     seeds: int = Field(default=5, ge=1)
@@ -84,7 +84,7 @@ class SimulateSettings(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        unknown = [policy for policy in self.policies if policy not in SIMULATED]
+        unknown = [policy for policy in self.policies if policy != ORACLE and not is_policy(policy)]
         if unknown:
             raise ValueError(f"policies: {unknown[0]!r} is not one of {', '.join(SIMULATED)}")
         if not self.policies:
@@ -92,7 +92,7 @@ class SimulateSettings(Settings):
         if len(set(self.policies)) < len(self.policies):
             raise ValueError("policies: one is named twice")
         for key in self.policy_params:
-            if key.partition(".")[0] not in POLICIES or "." not in key:
+            if not is_policy(key.partition(".")[0]) or "." not in key:
                 raise ValueError(f"policy_params: {key!r} is not POLICY.PARAM with a policy of {', '.join(POLICIES)}")
         if self.min_h > self.max_h:
             raise ValueError(f"min_h {self.min_h} is above max_h {self.max_h}: lower one or raise the other")

@@ -41,7 +41,7 @@ def build_installed(point: EntryPoint, build_with: Callable[[Any], Any]) -> Poli
         policy = build_with(point.load())
     except WadilocoError:
         raise
-    except Exception as exc:  # Foreign code: whatever it raises must not end the controller.
+    except (Exception, SystemExit) as exc:  # Foreign code: whatever it raises must not end the controller.
         raise _broken(point, f"{type(exc).__name__}: {exc}") from exc
     missing = [part for part in PARTS if not hasattr(policy, part)]
     if missing:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import wadiloco
+from replay.config import ReplaySettings
 from replay.simulate import oracle_schedule, simulate, stretches
 from replay.simulate_config import SIMULATED, SimulateSettings
 from replay.summary import Run, Summary, read_json
@@ -104,6 +105,13 @@ def test_the_command_writes_summary_and_report(tmp_path: Path, capsys: pytest.Ca
     printed = json.loads(capsys.readouterr().out)
     assert read_json(out / "summary.json") == Summary.model_validate(printed)
     assert "wa_forecast" in (out / "report.md").read_text()
+
+
+def test_a_live_replay_takes_the_same_policies() -> None:
+    policies = tuple(name for name in SIMULATED if name != "oracle")
+    assert ReplaySettings(policies=policies).policies == policies
+    with pytest.raises(ValueError, match="oracle"):
+        ReplaySettings(policies=("oracle",))
 
 
 @pytest.mark.parametrize(

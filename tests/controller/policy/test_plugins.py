@@ -63,6 +63,7 @@ nothing = night_policies:nothing
 renamed = night_policies:renamed
 gone = not_there_at_all:build
 half = night_policies:missing
+exits = exits_at_once:build
 wa_diloco = not_there_at_all:build
 """
 
@@ -76,6 +77,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: night-policies\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
     (site / "night_policies.py").write_text(MODULE)
+    (site / "exits_at_once.py").write_text("raise SystemExit(3)\n")
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.delitem(sys.modules, "night_policies", raising=False)
     return site
@@ -119,6 +121,7 @@ def test_a_built_in_name_cannot_be_taken(installed: Path) -> None:
         ("gone", "not_there_at_all"),
         ("half", "missing"),
         ("fails", "RuntimeError: no luck"),
+        ("exits", "SystemExit: 3"),
         ("nothing", "no name, syncs, decide"),
         ("renamed", "calls itself 'another'"),
     ],
