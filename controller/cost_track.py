@@ -10,8 +10,8 @@ L_a is the series smoothed exponentially with factor a, q the seconds since the 
 learned online by discounted ridge regression (`controller.ridge`), which begins with √L_0.4 alone. Many levels at once
 tell how a burst goes on: one that has just begun has a high fast level and a low slow one. Squared, the mean of a root
 lies under the mean, by a third on bursty traffic: the order of the moments is what counts. The servers' own forecasts
-are not among the features: tried, they took weight from the levels and closed a fifth less of the gap on the Azure code
-trace, since the models that they blend change in the course of a day.
+are not among the features: with them 75 % instead of 86 % of the gap to the oracle was closed on the Azure code trace
+(mean over four budgets).
 
 Decorrelation time: with r the autocorrelation of √c at a lag of `LAG_S`, discounted over ten minutes, that of a first
 order process falls to 1/e within ``-LAG_S / ln r`` seconds, bounded to `SHORTEST_S` … `LONGEST_S`.

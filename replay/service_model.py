@@ -11,7 +11,7 @@ down: what a policy gains or loses then comes from the arrivals that it lets mee
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,10 +75,7 @@ class Service:
     def after(self, start_s: float) -> Service:
         """Counted from a later moment; requests that arrived before it are left out."""
         kept = self.part(self.arrival_s >= start_s)
-        return Service(
-            kept.arrival_s - start_s, kept.ttft_s, kept.itl_s, kept.e2e_s, kept.slow, kept.violates_alone,
-            kept.violates_in_sync,
-        )  # fmt: skip
+        return replace(kept, arrival_s=kept.arrival_s - start_s)
 
 
 def serve(arrival_s: Floats, output_tokens: NDArray[np.int64], *, model: ServiceModel, slo: Slo) -> Service:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 import shlex
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +37,13 @@ from replay.traces import Trace, burstiness, read_trace, slice_trace
 from replay.virtual_fleet import Schedule, VirtualFleet, run_policy, steps_between
 from replay.virtual_sidecar import Moment, watch
 from service.app import package_version
-from service.errors import ConfigError, InputError, UnavailableError
+from service.errors import ConfigError, ConflictError, InputError, UnavailableError
 from service.files import replace_file
 from service.log import configure_logging
 from service.settings import load_settings
 from sidecar.slo import Slo, parse_slo
 
-SUMMARY, REPORT = "summary.json", "report.md"
+SUMMARY, REPORT, RUNS = "summary.json", "report.md", "runs"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,11 +68,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def prepare(out: Path) -> None:
-    """Make the directory.
+    """Make the directory. What an earlier simulation left there is replaced.
 
     Raises:
         ConfigError: it cannot be made.
+        ConflictError: it holds a replay, whose summary took longer to make.
     """
+    if (out / RUNS).exists():
+        raise ConflictError(f"{out} holds a replay of real servers", field="out", remedy="choose another --out")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
@@ -130,17 +135,15 @@ def stretches(trace: Trace, settings: SimulateSettings) -> Iterator[Stretch]:
     moments = watch(
         [service.part(slice(index, None, settings.servers)) for index in range(settings.servers)],
         duration_s=watched_s,
-        from_s=settings.warm_up_s,
         probe_until_s=settings.warm_up_s,
         sync_s=settings.sync_s,
-        slo=parse_slo(settings.slo),
-        slo_text=settings.slo,
+        slo=settings.slo,
         busy_requests=settings.busy_requests,
     )
+    deque(islice(moments, settings.warm_up_s), maxlen=0)
     for seed in range(settings.seeds):
-        begin = seed * settings.duration_s
-        part = service.after(settings.warm_up_s + begin)
-        yield Stretch(part.part(part.arrival_s < settings.duration_s), moments[begin : begin + settings.duration_s])
+        part = service.after(settings.warm_up_s + seed * settings.duration_s)
+        yield Stretch(part.part(part.arrival_s < settings.duration_s), tuple(islice(moments, settings.duration_s)))
 
 
 def fleet_of(settings: SimulateSettings) -> VirtualFleet:

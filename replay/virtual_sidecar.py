@@ -24,7 +24,7 @@ from replay.service_model import Service, Windows
 from sidecar.calibrator import Phase
 from sidecar.config import SidecarSettings
 from sidecar.observer import Observer
-from sidecar.slo import Slo, SloMetric
+from sidecar.slo import Slo, SloMetric, parse_slo
 from sidecar.source.snapshot import EngineSnapshot, Histogram, Judged, ScrapeOutcome, ScrapeResult
 
 ORIGIN_S = 1_700_000_000.0
@@ -47,26 +47,29 @@ def probes(until_s: float, *, sync_s: float) -> Windows:
 
 
 def watch(
-    services: Sequence[Service], *, duration_s: int, sync_s: float, probe_until_s: float, slo: Slo, slo_text: str,
-    busy_requests: int, from_s: int = 0,
-) -> list[Moment]:  # fmt: skip
-    """The moments at the end of each second of ``[from_s, duration_s)`` (the first one: `from_s` itself)."""
+    services: Sequence[Service],
+    *,
+    duration_s: int,
+    sync_s: float,
+    probe_until_s: float,
+    slo: str,
+    busy_requests: int,
+) -> Iterator[Moment]:
+    """What is known at each whole second from 0 on, of all before it."""
     samples, costs = SampleBook((), stale_after_s=STALE_AFTER_S), CostBook(stale_after_s=STALE_AFTER_S)
     names = [name_of(index) for index in range(len(services))]
     costs.follow(names, now_s=ORIGIN_S)
     observers = [
         Observer(
-            SidecarSettings(
-                vllm="http://127.0.0.1:1", server_id=name, node=name, slo=slo_text, busy_requests=busy_requests
-            ),
+            SidecarSettings(vllm="http://127.0.0.1:1", server_id=name, node=name, slo=slo, busy_requests=busy_requests),
             t_s=ORIGIN_S,
             monotonic_s=0.0,
         )
         for name in names
     ]
     windows = probes(probe_until_s, sync_s=sync_s)
-    pages = [snapshots(service, duration_s=duration_s, windows=windows, slo=slo) for service in services]
-    moments = []
+    parsed = parse_slo(slo)
+    pages = [snapshots(service, duration_s=duration_s, windows=windows, slo=parsed) for service in services]
     for second in range(duration_s):
         now_s = ORIGIN_S + second
         phase = Phase.SYNC if any(start_s < second and second - 1 < end_s for start_s, end_s in windows) else Phase.NONE
@@ -77,10 +80,7 @@ def watch(
             assert verdict.outcome is SampleOutcome.ACCEPTED
             assert verdict.sample is not None
             costs.offer(verdict.sample)
-        seen = costs.view(names, now_s=now_s, sync_s=sync_s)
-        if second >= from_s:
-            moments.append(Moment(samples.views(now_s), seen))
-    return moments
+        yield Moment(samples.views(now_s), costs.view(names, now_s=now_s, sync_s=sync_s))
 
 
 def name_of(index: int) -> str:

@@ -107,6 +107,12 @@ def test_the_command_writes_summary_and_report(tmp_path: Path, capsys: pytest.Ca
     assert "wa_forecast" in (out / "report.md").read_text()
 
 
+def test_the_results_of_a_live_replay_are_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    assert wadiloco.main(["simulate", "--out", str(tmp_path)]) == 4
+    assert not (tmp_path / "summary.json").exists()
+
+
 def test_a_live_replay_takes_the_same_policies() -> None:
     policies = tuple(name for name in SIMULATED if name != "oracle")
     assert ReplaySettings(policies=policies).policies == policies
