@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from controller.budget import check_budget, new_period, with_sync_spent, with_sync_started
 from controller.config import ControllerSettings
+from controller.costs import CostBook
 from controller.directives import Box, Mailboxes
 from controller.journal import Journal
 from controller.journal_file import JournalReader, recovery_row
@@ -63,6 +64,7 @@ class FleetState:
             seen_s = max((agent.last_beat_s for agent in agents), default=None)
             self.keep_recovery(self.recoveries.restarted(lost_s=seen_s, epoch=self.registry.epoch, now_s=now_s))
         self.samples = SampleBook(reader.values("servers", LoadSample), stale_after_s=settings.stale_after_s)
+        self.costs = CostBook(stale_after_s=settings.stale_after_s)
         self.rounds = RoundBook(
             journal,
             reader.values("rounds", RoundEntry, newest=KEPT_ROUNDS),
