@@ -101,18 +101,24 @@ class SynchronizerClient:
         tokens: int,
         deadline_s: float,
         quorum: int | None = None,
+        expected: int | None = None,
+        closes_in_s: float | None = None,
     ) -> ChunkReply:
         """Contribute local parameters to a round; returns once they are verified and on the synchronizer's disk.
 
-        With ``quorum`` the round closes when so many contributions are in, if the settings ask for no fewer.
+        With ``quorum`` the round closes when so many contributions are in, if the settings ask for no fewer, and no
+        more than ``expected`` islands are waited for. It closes after ``closes_in_s`` at the latest.
 
         Raises:
-            RoundClosedError: the round is not open (any more); carries the current version.
+            RoundClosedError: the round is not open (any more); carries the current version. A synchronizer that takes
+                stale contributions raises it only for one that is too stale, or whose slot's progress it has.
             FencedError: a newer epoch holds the slot.
             UnavailableError: the deadline passed.
         """
         path = f"/v1/rounds/{round}/{self._contributions}/{slot}"
-        params = {"epoch": epoch, "tokens": tokens} | ({} if quorum is None else {"quorum": quorum})
+        stated = {"quorum": quorum, "expected": expected, "closes_in_s": closes_in_s}
+        known = {name: value for name, value in stated.items() if value is not None}
+        params: dict[str, float] = {"epoch": epoch, "tokens": tokens, **known}
         return self._upload(path, (wire_bytes(local),), params, ChunkReply, deadline_s=deadline_s)
 
     def wait_version(self, after: int, *, deadline_s: float) -> int | None:
@@ -177,7 +183,7 @@ class SynchronizerClient:
         self,
         path: str,
         pieces: Sequence[memoryview],
-        params: dict[str, int],
+        params: Mapping[str, float],
         reply_model: type[R],
         *,
         deadline_s: float,

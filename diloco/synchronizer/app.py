@@ -35,6 +35,7 @@ MAX_WAIT_S = 60.0
 MAX_TOKENS = 10**12
 """Of one contribution: no island trains on more between two outer steps."""
 MAX_EPOCH = 1 << 62
+MAX_CLOSES_IN_S = 86_400.0
 
 Fragment = Annotated[int, Path(ge=FRAGMENT, le=FRAGMENT)]
 """The whole model is one fragment."""
@@ -90,11 +91,21 @@ def _add_uploads(app: FastAPI, run: OuterRun) -> None:
         tokens: Annotated[int, Query(ge=1, le=MAX_TOKENS)],
         request: Request,
         quorum: Annotated[int | None, Query(ge=1, le=MAX_SLOTS)] = None,
+        expected: Annotated[int | None, Query(ge=1, le=MAX_SLOTS)] = None,
+        closes_in_s: Annotated[float | None, Query(ge=0, le=MAX_CLOSES_IN_S)] = None,
         content_range: Digest = None,
         content_digest: Digest = None,
         repr_digest: Digest = None,
     ) -> ChunkReply:
-        claim = Claim(round=round, slot=slot, epoch=epoch, tokens=tokens, quorum=quorum)
+        claim = Claim(
+            round=round,
+            slot=slot,
+            epoch=epoch,
+            tokens=tokens,
+            quorum=quorum,
+            expected=expected,
+            closes_in_s=closes_in_s,
+        )
         return await run.contribute(claim, _chunk(await request.body(), content_range, content_digest, repr_digest))
 
 
