@@ -62,6 +62,8 @@ class RoundBook:
         self.version = max((entry.next_version for entry in self._entries.values()), default=0)
         """Version of the global parameters after all rounds known here."""
         self._last_id = max(self._entries, default=0)
+        self._known = {key for entry in self._entries.values() for key in _keys(entry)}
+        """What tells a report from every other one: a thousand islands report each of a thousand rounds."""
 
     @property
     def entries(self) -> list[RoundEntry]:
@@ -81,8 +83,13 @@ class RoundBook:
         slots: tuple[int, ...],
         now_s: float,
         deadline_s: float,
+        directed: tuple[int, ...] | None = None,
+        quorum: int | None = None,
     ) -> RoundEntry:
-        """Open a round that the controller directs; islands give up at ``deadline_s`` and report soon after."""
+        """Open a round that the controller directs; islands give up at ``deadline_s`` and report soon after.
+
+        Of its ``slots``, those in ``directed`` come now (None: all), the others join later.
+        """
         return self._open(
             round_,
             decision_id=decision_id,
@@ -92,14 +99,19 @@ class RoundBook:
             opened_s=now_s,
             deadline_s=deadline_s + self._report_grace_s,
             expected=slots,
+            directed=directed,
+            quorum=quorum,
         )
+
+    def join(self, entry: RoundEntry, slots: Iterable[int]) -> RoundEntry:
+        """Note that these slots have been told to come to the open round."""
+        return self._keep(entry.model_copy(update={"directed": tuple(sorted(entry.told | set(slots)))}))
 
     def absorb(
         self, slot: int, report: SyncReport, *, policy: str, live_slots: Collection[int], now_s: float, timeout_s: float
     ) -> RoundEntry | None:
         """Add one report; None when it was known already."""
-        known = {(e.slot, e.report.started_s, e.report.round) for entry in self.entries for e in entry.reports}
-        if (slot, report.started_s, report.round) in known:
+        if _key(slot, report) in self._known:
             return None
         entry = self._find(slot, report)
         if entry is None:
@@ -113,18 +125,20 @@ class RoundBook:
                 deadline_s=now_s + timeout_s,
                 expected=tuple(sorted({*live_slots, slot})),
             )
+        self._known.add(_key(slot, report))
         entry = entry.model_copy(update={"reports": (*entry.reports, SlotReport(slot=slot, report=report))})
         self.version = max(self.version, entry.next_version)
         return self._keep(entry)
 
     def _find(self, slot: int, report: SyncReport) -> RoundEntry | None:
         """The newest round of that number that lacks this slot; else the directed one that it obeyed with a later."""
-        newest_first = [entry for entry in reversed(self._entries.values()) if slot not in entry.reported]
-        same = next((entry for entry in newest_first if entry.round == report.round), None)
-        if same is not None or report.autonomous:
-            return same
+        newest_first = list(reversed(self._entries.values()))
+        same = (e for e in newest_first if e.round == report.round and slot not in e.reported)
+        found = next(same, None)
+        if found is not None or report.autonomous:
+            return found
         # An island that was behind adopts what it missed, and its report names the round that it was really in.
-        awaiting = (e for e in newest_first if e.closed_s is None and e.round < report.round and slot in e.expected)
+        awaiting = (e for e in newest_first if e.closed_s is None and e.round < report.round and slot in e.missing)
         return next(awaiting, None)
 
     def settle(self, live_slots: Mapping[int, int | None], now_s: float) -> list[RoundEntry]:
@@ -134,9 +148,9 @@ class RoundBook:
         and did not report it had nothing to contribute.
         """
         closed = []
-        for entry in self.entries:
+        for entry in [entry for entry in self._entries.values() if entry.closed_s is None]:
             awaited = [slot for slot in entry.missing if slot in live_slots and not _is_past(live_slots[slot], entry)]
-            if entry.closed_s is None and (not awaited or now_s >= entry.deadline_s):
+            if not awaited or now_s >= entry.deadline_s:
                 closed.append(self._keep(entry.model_copy(update={"closed_s": now_s})))
         return closed
 
@@ -219,13 +233,21 @@ class RoundBook:
     def _open(self, round_: int, **fields: object) -> RoundEntry:
         self._last_id += 1
         if len(self._entries) >= KEPT_ROUNDS:
-            self._entries.pop(next(iter(self._entries)))
+            self._known.difference_update(_keys(self._entries.pop(next(iter(self._entries)))))
         return self._keep(RoundEntry.model_validate({"id": self._last_id, "round": round_, **fields}))
 
     def _keep(self, entry: RoundEntry) -> RoundEntry:
         self._store.put("rounds", entry.id, entry)
         self._entries[entry.id] = entry
         return entry
+
+
+def _key(slot: int, report: SyncReport) -> tuple[int, float, int]:
+    return slot, report.started_s, report.round
+
+
+def _keys(entry: RoundEntry) -> Iterable[tuple[int, float, int]]:
+    return (_key(told.slot, told.report) for told in entry.reports)
 
 
 def _stands_for(entry: RoundEntry, number: int) -> bool:

@@ -14,7 +14,6 @@ from diloco.schema import DEFAULT_SYNC_TIMEOUT_S, Progress, Slot, SyncReport
 from service.wire import Order, Wire
 from sidecar.schema import LoadSample, Name
 
-
 MAX_FRAGMENTS = 1024
 
 
@@ -24,8 +23,8 @@ class Mode(StrEnum):
     SYNCHRONOUS = "synchronous"
     """One decision for the whole run: all islands come at once and wait for the result. DiLoCo as it is published."""
     PER_ISLAND = "per_island"
-    """Each island has decisions of its own: a round opens with the first, the others come at their own best moment until
-    it is due, and all train on while it is open."""
+    """Each island has decisions of its own: a round opens with the first, the others come at their own best moment
+    until it is due, and all train on while it is open."""
 
 
 class SampleBatch(Wire):

@@ -142,8 +142,8 @@ class SyncOutcome(StrEnum):
     LATE = "late"
     """The round had closed: new global parameters adopted, local progress kept for the next round."""
     STALE = "stale"
-    """The round had closed, and the contribution was taken into the next one with less weight: current global parameters
-    adopted, without waiting for that round's end."""
+    """The round had closed, and the contribution was taken into the next one with less weight: current global
+    parameters adopted, without waiting for that round's end."""
     FAILED = "failed"
     """No synchronizer within the deadline, or a refusal: training went on from the local parameters."""
 
@@ -173,7 +173,7 @@ class SyncReport(Wire):
     staleness_weight: float | None = Field(default=None, ge=0, le=1)
     """What it weighs against a fresh one of as many tokens; None when it was not taken in."""
     blocked_s: float | None = Field(default=None, ge=0)
-    """Time that the sync kept the rank from inner steps, where they went on while the round was open; None: all of it."""
+    """Time that the sync kept the rank from inner steps, where they went on while the round was open; None: all."""
     detail: str = ""
 
 

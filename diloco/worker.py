@@ -4,7 +4,8 @@ The main thread takes inner steps, under ``SCHED_IDLE`` where the platform has i
 (see `diloco.safepoint`) while the server beside it has work. At the next step boundary after a
 sync command it hands over to the transfer thread, which by default keeps normal priority, and blocks until the round
 has closed or the command's deadline has passed; with a command to overlap it blocks for the upload alone, takes inner
-steps while the round is open, and adopts its result at the step boundary after it came. The end of stdin means that the agent is gone: the worker stops.
+steps while the round is open, and adopts its result at the step boundary after it came. The end of stdin means that the
+agent is gone: the worker stops.
 """
 
 from __future__ import annotations

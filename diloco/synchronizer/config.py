@@ -33,8 +33,8 @@ class SynchronizerSettings(ServiceSettings):
     """Shortest time that a round stays open for stragglers after its quorum; how long it does follows from how late
     contributions were lately."""
     grace_max_s: float = Field(default=5.0, ge=0, le=3600)
-    """Longest such time, and the one while nothing is known; 0 closes rounds at their quorum. A round to which all known
-    islands have come waits for nobody."""
+    """Longest such time, and the one while nothing is known; 0 closes rounds at their quorum. A round to which all
+    known islands have come waits for nobody."""
     max_staleness: int = Field(default=0, ge=0, le=MAX_STALENESS)
     """Versions that a contribution may be behind: it is then taken into the open round with less weight. 0 is the
     synchronous rule: it is refused, and the island keeps its progress for its next contribution."""

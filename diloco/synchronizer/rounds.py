@@ -5,10 +5,10 @@ s is at most ``max_staleness`` (0: the synchronous rule, nothing stale), with th
 
     w(s) = (1 + s)^-alpha
 
-of a fresh one of as many tokens. This is the polynomial discount of FedAsync (Xie et al., 2019, arXiv 1903.03934, which
-uses alpha = 0.5); buffered asynchronous aggregation (Nguyen et al., 2021, arXiv 2106.06639) takes the same function.
-Momentum on stale pseudo-gradients is what hurts asynchronous local SGD (Liu et al., 2024, arXiv 2401.09135), so staleness
-is bounded, discounted, and off by default: a late island then keeps its progress for its next contribution.
+of a fresh one of as many tokens. This is the polynomial discount of FedAsync (Xie et al., 2019, arXiv 1903.03934, with
+alpha = 0.5); buffered asynchronous aggregation (Nguyen et al., 2021, arXiv 2106.06639) takes the same function.
+Momentum on stale pseudo-gradients is what hurts asynchronous local SGD (Liu et al., 2024, arXiv 2401.09135), so
+staleness is bounded, discounted, and off by default: a late island then keeps its progress for its next contribution.
 
 A stale contribution rides along: it neither opens a round nor counts for a quorum, so that an outer step, which costs
 the run one sync, is never taken for stale progress alone. A slot's progress against one version counts once: whoever

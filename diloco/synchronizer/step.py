@@ -1,13 +1,13 @@
 """One outer step as a unit of work for a thread: contributions in, the next generation on disk out.
 
-With t[i] the tokens, w(s[i]) the staleness weight (`rounds.staleness_weight`) and d[i] = b[i] - l[i] the pseudo-gradient
-of contribution i against the parameters b[i] that its island started from, the step is that of `diloco.outer` on
+With t[i] the tokens, w(s[i]) the staleness weight (`rounds.staleness_weight`) and d[i] = b[i] - l[i] the
+pseudo-gradient of contribution i against the parameters b[i] that its island started from, the step is that of
+`diloco.outer` on
 
     delta = sum(t[i] * w(s[i]) * d[i]) / sum(t[i])
 
-which is its mean when nothing is stale. Like in buffered asynchronous aggregation (arXiv 2106.06639) the sum below has no
-w: what staleness takes from a contribution is not given to the others, so stale progress moves the parameters less also
-when it is alone.
+which is its mean when nothing is stale. Like in buffered asynchronous aggregation (arXiv 2106.06639) the sum below has
+no w: what staleness takes from a contribution is not given to the others.
 """
 
 from __future__ import annotations
