@@ -2,8 +2,8 @@
 
 With F fragments and each of them synced once in H inner steps, a round comes every H / F steps and syncs one fragment,
 in turn: fragment f at the steps (f + 1) H / F, then H later, and so on. This is the staggered schedule of Streaming
-DiLoCo (Douillard et al., 2025, arXiv 2501.18512): the peak of the traffic falls to 1 / F, and the sum stays. The round's
-number alone says whose turn it is, so that it survives restarts and needs no state.
+DiLoCo (Douillard et al., 2025, arXiv 2501.18512): the peak of the traffic falls to 1 / F, and the sum stays. The number
+of the round alone says whose turn it is: the schedule survives restarts and has no state.
 
 What an island can sync it says when it registers; today that is the whole model at once, so F = 1 is what runs.
 """

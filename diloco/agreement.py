@@ -28,5 +28,6 @@ def disagreements(command: SyncCommand, state: OuterState, *, now_s: float) -> I
     if state.round_timeout_s < left_s - TOLERANCE_S:
         yield (
             f"round_timeout_s: the round has {left_s:.0f} s left, the synchronizer closes it"
-            f" {state.round_timeout_s:g} s after its first contribution; raise its --round-timeout-s, or lower the controller's --sync-timeout-s"
+            f" {state.round_timeout_s:g} s after its first contribution; raise its --round-timeout-s, or lower the"
+            " controller's --sync-timeout-s"
         )

@@ -110,7 +110,7 @@ class Island:
         return merged
 
     def carry(self, accepted: Contribution, new_global: Tensor, version: int) -> None:
-        """Go on with all local progress from ``new_global``, which does not have the accepted contribution in it yet."""
+        """Go on with all local progress from ``new_global``, which has not the accepted contribution in it yet."""
         moved = torch.sub(accepted.local, self.global_flat).add_(new_global)
         self.accepted = None
         self.adopt(new_global, version)
