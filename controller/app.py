@@ -65,4 +65,5 @@ def build_controller_app(settings: ControllerSettings, *, clock: Clock | None = 
     )
     app.include_router(build_router(controller, loop))
     app.state.controller = controller
+    app.state.loop = loop
     return app

@@ -2,11 +2,14 @@
 
 A thousand islands are decided on within a tick, so what repeats costs nothing: an island that stays under ``min_h``, or
 that is in the open round, is not asked again, and that it waits is journalled when the reason changes or every
-``decision_journal_s``. At most `MAX_TOLD_PER_TICK` are told to come at once; the others are asked at the next tick.
+``decision_journal_s``. Of more than `MAX_ASKED_PER_TICK` islands every second, third, ... has its turn at a tick: a
+thousand of them are asked once per second then, as often as there are new samples. At most `MAX_TOLD_PER_TICK` are told
+to come at once; the others follow.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +29,8 @@ from controller.policy.rule import fall_back
 from controller.schema import Action, DecisionRecord, Reason
 from controller.state import FleetState
 
+MAX_ASKED_PER_TICK = 500
+"""A decision takes some 20 microseconds."""
 MAX_TOLD_PER_TICK = 100
 """A directive takes some 50 microseconds to number, journal and hand out."""
 
@@ -48,6 +53,7 @@ class IslandsMode:
         self._metrics = metrics
         self._decide = decide
         self._noted: dict[int | None, Noted] = {}
+        self._turn = 0
 
     def on_tick(self, fleet: FleetView, now_s: float) -> None:
         """Decide, journal, open the round with the first island that comes, and tell those that do."""
@@ -57,7 +63,7 @@ class IslandsMode:
         tick = _Tick(fleet, self._state, now_s)
         counts: Counter[tuple[Action, Reason]] = Counter()
         coming: list[DecisionRecord] = []
-        for island in fleet.islands:
+        for island in self._next_share(fleet.islands):
             decision = self._decide_island(island, tick, num_coming=len(coming))
             if isinstance(decision, Reason):
                 counts[Action.DEFER, decision] += 1
@@ -85,6 +91,12 @@ class IslandsMode:
                 coming += [record] if record is not None else []
         self._tell(coming, fleet, now_s)
         return len(coming)
+
+    def _next_share(self, islands: tuple[IslandView, ...]) -> tuple[IslandView, ...]:
+        """The islands whose turn it is: all of them, while they are few."""
+        num_turns = math.ceil(len(islands) / MAX_ASKED_PER_TICK)
+        self._turn += 1
+        return islands[self._turn % num_turns :: num_turns]
 
     def _decide_island(self, island: IslandView, tick: _Tick, *, num_coming: int) -> Decision | Reason:
         """The decision; a bare reason to wait where nobody need be asked, and the journal has it already."""

@@ -16,6 +16,7 @@ from controller.app import build_controller_app
 from controller.clock import Clock
 from controller.config import ControllerSettings
 from controller.core import Controller
+from controller.loop import Loop
 from controller.schema import AgentLease, AgentRegistration, Heartbeat, HeartbeatReply
 from diloco.schema import Progress, SyncOutcome, SyncReport
 
@@ -85,9 +86,10 @@ def make_settings(journal: Path, **values: Any) -> ControllerSettings:
 class Client:
     """One agent's, sidecar's and operator's view of a controller in this process."""
 
-    def __init__(self, http: httpx.AsyncClient, controller: Controller) -> None:
+    def __init__(self, http: httpx.AsyncClient, controller: Controller, loop: Loop) -> None:
         self.http = http
         self.controller = controller
+        self.loop = loop
 
     async def register(self, agent_id: str = "island-0", instance: str = "first", **fields: Any) -> AgentLease:
         body = registration(agent_id, instance, **fields)
@@ -130,7 +132,7 @@ async def running(settings: ControllerSettings, clock: Clock) -> AsyncIterator[C
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://controller") as http:
-            yield Client(http, app.state.controller)
+            yield Client(http, app.state.controller, app.state.loop)
 
 
 def play(settings: ControllerSettings, clock: Clock, body: Callable[[Client], Awaitable[None]]) -> None:
