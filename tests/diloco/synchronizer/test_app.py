@@ -435,7 +435,7 @@ def test_a_round_closes_without_stragglers_when_its_grace_is_over(start: Callabl
 def test_a_straggler_is_waited_for_as_long_as_it_was_late_before_also_after_a_restart(
     serve: Serve, connect: Connect, tmp_path: Path
 ) -> None:
-    settings = {"quorum": 1, "grace_min_s": 0.01, "grace_max_s": 30.0}
+    settings: dict[str, Any] = {"quorum": 1, "grace_min_s": 0.01, "grace_max_s": 30.0}
     graces = []
     for number in range(2):
         with served(SynchronizerSettings(port=0, directory=tmp_path, **settings)) as url:
