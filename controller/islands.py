@@ -62,14 +62,25 @@ class ServerIndex:
 
 
 def view_to_open(
-    fleet: FleetView, island: IslandView, servers: tuple[ServerView, ...], *, last_sync_s: float | None, now_s: float
+    fleet: FleetView,
+    island: IslandView,
+    servers: tuple[ServerView, ...],
+    *,
+    last_sync_s: float | None,
+    num_unready: int,
+    now_s: float,
 ) -> FleetView:
-    """What the island decides on while no round is open."""
+    """What the island decides on while no round is open.
+
+    Others of which so many have not reported yet are waited for as in a synchronous run: until ``max_h``.
+    """
+    waits = island.inner_steps_since_sync < fleet.max_h
     return replace(
         fleet,
         islands=(island,),
         servers=servers,
         budget=_with_own_sync(fleet.budget, last_sync_s, now_s),
+        slots_missing=fleet.slots_missing + (num_unready if waits else 0),
         round_to_join=fleet.round_to_join and island.ready and not island.syncing,
     )
 

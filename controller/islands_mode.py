@@ -166,7 +166,9 @@ class _Tick:
     def __init__(self, fleet: FleetView, state: FleetState, now_s: float) -> None:
         self.fleet = fleet
         self.now_s = now_s
-        self.is_calm = not (fleet.paused or fleet.round_to_join or fleet.sync_in_flight or fleet.slots_missing)
+        self._num_unready = sum(not island.ready for island in fleet.islands)
+        keeps_all = fleet.paused or fleet.round_to_join or fleet.sync_in_flight or fleet.slots_missing
+        self.is_calm = not keeps_all and self._num_unready == 0
         """Whether nothing but its own H keeps an island that is under ``min_h``."""
         self._state = state
         self._servers = ServerIndex(fleet.servers)
@@ -195,8 +197,14 @@ class _Tick:
         return self.joins is not None and self.joins.is_due(self.fleet, self.now_s)
 
     def view_to_open(self, island: IslandView) -> FleetView:
-        servers, last_sync_s = self._servers.of(island), self._last_sync_s.get(island.slot)
-        return view_to_open(self.fleet, island, servers, last_sync_s=last_sync_s, now_s=self.now_s)
+        return view_to_open(
+            self.fleet,
+            island,
+            self._servers.of(island),
+            last_sync_s=self._last_sync_s.get(island.slot),
+            num_unready=self._num_unready,
+            now_s=self.now_s,
+        )
 
     def view_to_join(self, island: IslandView, joins: RoundToJoin) -> FleetView:
         servers, last_sync_s = self._servers.of(island), self._last_sync_s.get(island.slot)

@@ -130,8 +130,8 @@ def _check_growth(progress: Progress, known: Known, now_s: float) -> None:
 
 def _check_sync(report: SyncReport, where: str, known: Known, now_s: float) -> None:
     _check_round(report.round, f"{where}.round", known, now_s)
-    # The round that took a stale contribution cannot be ahead of the run, either.
-    _check_round(report.round + report.staleness, f"{where}.staleness", known, now_s)
+    if report.staleness and report.staleness_weight is None:
+        raise _nonsense(f"{report.staleness} versions behind, and taken in by nobody", f"{where}.staleness")
     _at_most(report.inner_steps, MAX_SYNC_STEPS, f"{where}.inner_steps")
     _at_most(report.tokens, MAX_TOKENS_PER_STEP * (report.inner_steps + 1), f"{where}.tokens")
     _at_most(report.bytes_pushed, MAX_BYTES, f"{where}.bytes_pushed")

@@ -45,7 +45,8 @@ def gate(threshold: float = 0.5) -> Policy:
 
 
 def to_open(view: FleetView, one: IslandView, last_sync_s: float | None = None) -> FleetView:
-    return view_to_open(view, one, ServerIndex(view.servers).of(one), last_sync_s=last_sync_s, now_s=NOW_S)
+    servers, num_unready = ServerIndex(view.servers).of(one), sum(not other.ready for other in view.islands)
+    return view_to_open(view, one, servers, last_sync_s=last_sync_s, num_unready=num_unready, now_s=NOW_S)
 
 
 def to_join(view: FleetView, one: IslandView, joins: RoundToJoin, last_sync_s: float | None = None) -> FleetView:
@@ -79,6 +80,12 @@ def test_an_island_without_a_server_is_beside_a_full_one() -> None:
 def test_each_island_goes_by_its_own_h() -> None:
     short = island(0, h=9)
     assert gate().decide(to_open(fleet(islands=(short, island(1))), short), NOW_S).reason is Reason.BELOW_MIN_H
+
+
+def test_a_round_opens_when_all_have_reported_or_one_is_at_its_limit() -> None:
+    view = fleet(islands=(island(0), island(1, ready=False)))
+    assert gate().decide(to_open(view, island(0)), NOW_S).reason is Reason.ISLANDS_NOT_READY
+    assert gate().decide(to_open(view, island(0, h=100)), NOW_S).reason is Reason.MAX_H_REACHED
 
 
 def test_staleness_is_the_islands_own_but_the_gap_is_the_runs() -> None:

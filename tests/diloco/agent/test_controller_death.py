@@ -45,11 +45,16 @@ class ThirdAgent:
     def __init__(self, controller_url: str) -> None:
         self._http = httpx.Client(base_url=controller_url, timeout=30, trust_env=False)
         self._gone = threading.Event()
+        self._trains = threading.Event()
         registration = AgentRegistration(agent_id="third", instance="test", node="elsewhere", slot=2)
         body = registration.model_dump(mode="json")
         self.lease = AgentLease.model_validate(self._http.post("/v1/agents", json=body).raise_for_status().json())
         self._beats = threading.Thread(target=self._beat)
         self._beats.start()
+
+    def train(self) -> None:
+        """Say that there is progress: from here on a round may begin."""
+        self._trains.set()
 
     def next_sync(self) -> Directive:
         """The next directive; by then everybody else has been sent theirs."""
@@ -66,15 +71,17 @@ class ThirdAgent:
 
     def _beat(self) -> None:
         while not self._gone.wait(LEASE_S / 10):
-            h = 2 * H
-            told = Progress(
-                step=h, inner_steps_since_sync=h, tokens=h, tokens_since_sync=h, phase=Phase.INNER, step_time_s=0.01
-            )
-            beat = Heartbeat(instance="test", epoch=self.lease.epoch, t_s=time.time(), progress=told)
+            beat = Heartbeat(instance="test", epoch=self.lease.epoch, t_s=time.time(), progress=self._progress())
             try:
                 self._http.post("/v1/agents/third/heartbeat", json=beat.model_dump(mode="json"))
             except httpx.HTTPError:
                 return
+
+    def _progress(self) -> Progress | None:
+        if not self._trains.is_set():
+            return None
+        h = 2 * H
+        return Progress(step=h, inner_steps_since_sync=h, tokens=h, tokens_since_sync=h, phase=Phase.INNER)
 
 
 @dataclass
@@ -126,6 +133,9 @@ def hold(
             run_island("--controller", controller.url, "--agent-id", f"island-{slot}", "--slot", str(slot))
             for slot in range(2)
         ]
+        for island in islands:
+            island.until_progress(lambda p: p.step > H)
+        agents[-1].train()
         return Held(
             controller,
             islands,
@@ -212,6 +222,7 @@ def test_a_late_island_is_taken_in_with_less_weight(hold: Callable[..., Held]) -
     run.until(lambda: any("outcome=stale" in island.log() for island in run.islands), "a stale contribution")
     late = next(island for island in run.islands if "outcome=stale" in island.log())
     assert "staleness=1" in late.log()
+    run.third.close()
     version = late.progress().round
     late.until_progress(lambda p: p.round > version)
 
