@@ -1,7 +1,7 @@
 """Outer rounds as the controller follows them: opened by a directive or by islands themselves, closed by their reports.
 
 A round closes when every expected slot that still lives has reported, or at its deadline; one with a quorum below its
-slots also `report_grace_s` after as many reported that theirs was applied: an island that hangs holds up nobody. Reports
+slots also `report_grace_s` after that many were applied: an island that hangs holds up nobody. Reports
 that come later are added to it all the same. One that failed altogether is tried again after `RETRY_AFTER_S` under the
 same number.
 

@@ -16,7 +16,9 @@ TOLERANCE_S = 1.0
 
 
 def disagreements(command: SyncCommand, state: OuterState, *, now_s: float) -> Iterator[str]:
-    """One sentence for each."""
+    """One sentence for each; a sync that nobody ordered contradicts nothing."""
+    if command.autonomous:
+        return
     if command.quorum is not None and state.quorum < command.quorum:
         yield (
             f"quorum: the round was directed to {command.quorum} contributions, the synchronizer's rounds have enough"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diloco.synchronizer.config import SynchronizerSettings
 from diloco.synchronizer.grace import (
     LIVE_ROUNDS,
     NORMAL_SPREAD,
@@ -105,3 +107,8 @@ offsets = st.lists(st.floats(0, 1e5), min_size=1, max_size=8)
 def test_grace_is_always_within_its_limits(each: list[list[float]], quorum: int, floor_s: float, more_s: float) -> None:
     history = rounds(*(tuple(one) for one in each))
     assert floor_s <= grace_s(history, quorum, floor_s=floor_s, ceiling_s=floor_s + more_s) <= floor_s + more_s
+
+
+def test_limits_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"grace_min_s 2 is over grace_max_s 1"):
+        SynchronizerSettings(directory=tmp_path, grace_min_s=2.0, grace_max_s=1.0)
