@@ -229,7 +229,7 @@ class Exchange:
                 self._island.accepted = self._push(self._offered, command, Tally(started_s=0.0, round=0))
 
     def _ask_state(self, command: SyncCommand) -> OuterState:
-        state = self._client.state(deadline_s=command.deadline_s)
+        state = self._client.state(deadline_s=command.deadline_s, slot=self._slot, coming_to=command.round)
         if not state.initialized:
             # The synchronizer lost its disk: what the islands share is the best there is.
             island = self._island

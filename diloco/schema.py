@@ -10,7 +10,7 @@ Uploads continue at ``received_bytes`` of the last answer, which may lie before 
 | ``PUT /v1/rounds/{round}/fragments/{f}/contributions/{slot}?epoch=&tokens=`` | see `ChunkReply` |
 | ``HEAD /v1/fragments/{f}?after_version=&wait_s=`` | long poll: 200 and `VERSION_HEADER`, or 204 |
 | ``GET /v1/fragments/{f}?version=`` with ``Range`` | bytes of the global parameters |
-| ``GET /v1/state`` | `OuterState` |
+| ``GET /v1/state?slot=&round=`` | `OuterState`; with slot and round from an island that comes to contribute |
 
 A contribution may also say what its round was directed to: ``quorum=`` contributions that it must have, ``expected=``
 islands that were told to come, ``closes_in_s=`` that it has left. Lower ones than the synchronizer's settings count.

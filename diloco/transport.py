@@ -70,8 +70,14 @@ class SynchronizerClient:
         """End every wait, from any thread: the operation under way raises `UnavailableError` at its next request."""
         self._cancelled.set()
 
-    def state(self, *, deadline_s: float) -> OuterState:
-        response = self._request("GET", "/v1/state", deadline_s=deadline_s)
+    def state(self, *, deadline_s: float, slot: int | None = None, coming_to: int | None = None) -> OuterState:
+        """What the synchronizer says of itself.
+
+        An island that comes to contribute to a round says so: if the round has closed, that tells how late it is.
+        """
+        comes = slot is not None and coming_to is not None
+        params = {"slot": slot, "round": coming_to} if comes else {}
+        response = self._request("GET", "/v1/state", deadline_s=deadline_s, params=params)
         return _parse(OuterState, response)
 
     def init(self, manifest: Manifest, flat: Tensor, *, deadline_s: float) -> InitReply:

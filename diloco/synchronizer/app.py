@@ -150,7 +150,12 @@ def _add_downloads(app: FastAPI, run: OuterRun, metrics: Metrics) -> None:
         return Response(data, status_code=206, headers=headers)
 
     @app.get("/v1/state", tags=["run"], summary="Version, manifest and open round")
-    async def state() -> OuterState:
+    async def state(
+        slot: Annotated[Slot | None, Query(description="Who comes to contribute, and to which round.")] = None,
+        round: Annotated[Count | None, Query()] = None,  # noqa: A002  (the name in the path)
+    ) -> OuterState:
+        if slot is not None and round is not None:
+            run.note_arrival(slot, round)
         return run.state()
 
 

@@ -5,6 +5,9 @@ contributions behind the quorum in the last `ROUNDS_KEPT` rounds, those that mis
 
     grace = median(L) + SPREADS * 1.4826 * MAD(L),          clipped to [floor, ceiling]
 
+Those that missed their round are in L because islands say, before they contribute, to which round they come: without
+them L would hold what fitted into earlier graces, and a grace could only shrink.
+
 MAD(L) is the median of |L - median(L)|; 1.4826 times it estimates the standard deviation of a normal distribution, and
 three of those above the median keep out one in 740 of its stragglers. Median and MAD do not follow a single outlier
 (each withstands up to half of the values), so one island that hung for minutes does not stretch the rounds after it.

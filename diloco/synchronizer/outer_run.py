@@ -191,6 +191,14 @@ class OuterRun:
             fragments=(self._fragment_state(self._round),) if self._round else (),
         )
 
+    def note_arrival(self, slot: int, round_number: int) -> None:
+        """Learn from an island that comes to the round that closed last how late it is, whatever it then does."""
+        last = self._history[-1] if self._history else None
+        if last is not None and last.round == round_number and self._last_opened_s is not None:
+            late = last.with_late(slot, self._clock() - self._last_opened_s)
+            self._history = remember(self._history, late)
+            self._require_round().history = self._history
+
     async def close_rounds(self, exit_event: asyncio.Event) -> None:
         """Close rounds as they become due, until the exit."""
         while not exit_event.is_set():
@@ -214,7 +222,7 @@ class OuterRun:
                 accepted = await asyncio.to_thread(accept_contribution, self._directory, claim, upload, into=into)
             self._intake.settle(upload_name(claim))
             replaces = open_round.admit(accepted, now_s=self._clock(), unix_s=time.time())
-            self._note_late(claim)
+            self.note_arrival(claim.slot, claim.round)
         self._metrics.open_contributions.set(len(open_round.accepted))
         self._metrics.staleness.observe(accepted.staleness)
         logger.debug(
@@ -230,14 +238,6 @@ class OuterRun:
         place = Place(round=into, staleness=accepted.staleness)
         return self._completed(chunk, Verdict.REPLACED if replaces else verdict, place)
 
-    def _note_late(self, claim: Claim) -> None:
-        """Learn from a contribution to the round that closed last how late its slot was."""
-        last = self._history[-1] if self._history else None
-        if last is not None and last.round == claim.round and self._last_opened_s is not None:
-            late = last.with_late(claim.slot, self._clock() - self._last_opened_s)
-            self._history = remember(self._history, late)
-            self._require_round().history = self._history
-
     def _admit(self, claim: Claim) -> OpenRound:
         """The open round, which the claim may enter."""
         open_round = self._require_round()
@@ -245,7 +245,7 @@ class OuterRun:
         if reason is not None:
             self._metrics.contributions.labels(reason).inc()
             if reason is Refusal.LATE:
-                self._note_late(claim)
+                self.note_arrival(claim.slot, claim.round)
             raise open_round.error(claim, reason)
         return open_round
 

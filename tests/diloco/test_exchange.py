@@ -265,6 +265,27 @@ def test_a_late_push_whose_answer_was_lost_counts_once(serve: Serve, connect: Co
     torch.testing.assert_close(local(member.island), now)
 
 
+def test_a_late_island_tells_how_late_it_is_although_it_contributes_nothing(
+    serve: Serve, connect: Connect, tmp_path: Path
+) -> None:
+    url = serve(tmp_path, quorum=1, **(PLAIN_AVERAGE | {"grace_max_s": 1000.0}))
+    member = overtaken(url, connect)
+
+    def grace_s() -> float:
+        text = connect(url)._http.get("/metrics").text
+        name = "wadiloco_synchronizer_grace_seconds"
+        return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name} "))
+
+    assert grace_s() == 1000.0
+    assert member.try_sync(0) is None
+    # The next round is alone with the one who made the last: it waits for both, and for how long is known now.
+    contribute(connect(url), 20.0, round_number=1, slot=1)
+    state = connect(url).state(deadline_s=soon()).fragments[0].open_round
+    assert state.grace_until_s is not None
+    assert state.opened_s is not None
+    assert state.grace_until_s - state.opened_s < 100.0
+
+
 def test_an_island_too_far_behind_keeps_its_progress_and_adopts(serve: Serve, connect: Connect, tmp_path: Path) -> None:
     url = serve(tmp_path, quorum=1, **(STALE | {"max_staleness": 1}))
     member = overtaken(url, connect)

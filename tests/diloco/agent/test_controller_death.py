@@ -58,7 +58,7 @@ class ThirdAgent:
 
     def next_sync(self) -> Directive:
         """The next directive; by then everybody else has been sent theirs."""
-        query = {"instance": "test", "after": self.lease.directive_seq, "wait_s": 30}
+        query: dict[str, str | int] = {"instance": "test", "after": self.lease.directive_seq, "wait_s": 30}
         answer = self._http.get("/v1/agents/third/directives", params=query).raise_for_status()
         (directive,) = Directives.model_validate(answer.json()).directives
         assert directive.kind is DirectiveKind.SYNC
