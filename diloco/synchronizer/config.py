@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 
 from diloco.schema import MAX_SLOTS, MAX_STALENESS
-from diloco.synchronizer.open_round import RoundRules
+from diloco.synchronizer.rounds import RoundRules
 from service.settings import ServiceSettings
 
 

@@ -16,23 +16,12 @@ from diloco.synchronizer.rounds import (
     Claim,
     Close,
     Refusal,
+    RoundRules,
     Standing,
     close_reason,
     refusal,
     staleness_weight,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundRules:
-    """What the settings say of every round."""
-
-    quorum: int
-    timeout_s: float
-    grace_min_s: float = 0.0
-    grace_max_s: float = 0.0
-    max_staleness: int = 0
-    staleness_exponent: float = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
