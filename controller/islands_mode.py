@@ -48,10 +48,14 @@ class Noted:
 class IslandsMode:
     """Decides for each island. Its memory is what was journalled last; the open round is the book's."""
 
-    def __init__(self, state: FleetState, metrics: Metrics, decide: Decide) -> None:
+    def __init__(
+        self, state: FleetState, metrics: Metrics, *, decide: Decide, remember: Callable[[DecisionRecord], None]
+    ) -> None:
+        """``remember`` is told of every decision that is journalled."""
         self._state = state
         self._metrics = metrics
         self._decide = decide
+        self._remember = remember
         self._noted: dict[int | None, Noted] = {}
         self._turn = 0
 
@@ -77,20 +81,21 @@ class IslandsMode:
             self._metrics.decisions.labels(self._state.policy.name, action, reason).inc(number)
         self._tell(coming, fleet, now_s)
 
-    def call_all(self, fleet: FleetView, now_s: float) -> int | None:
+    def call_all(self, fleet: FleetView, now_s: float, *, dry_run: bool) -> int | None:
         """Tell all islands to come that are not in the open round yet; how many, None when no round is open to join."""
         tick = _Tick(fleet, self._state, now_s)
         if tick.joins is None:
             return None
+        called = [island for island in fleet.islands if tick.joins.is_open_to(island.slot) and island.ready]
         coming = []
-        for island in fleet.islands:
-            if tick.joins.is_open_to(island.slot) and island.ready:
+        if not dry_run:
+            for island in called:
                 forced = decide_due(tick.view_to_join(island, tick.joins), now_s)
                 decision = Decision(action=Action.SYNC, reason=Reason.MANUAL, terms=forced.terms)
                 record = self._note(island.slot, decision, fleet, now_s, joins=tick.joins)
                 coming += [record] if record is not None else []
         self._tell(coming, fleet, now_s)
-        return len(coming)
+        return len(called)
 
     def _next_share(self, islands: tuple[IslandView, ...]) -> tuple[IslandView, ...]:
         """The islands whose turn it is: all of them, while they are few."""
@@ -136,7 +141,9 @@ class IslandsMode:
         self._noted[slot] = Noted(decision.reason, now_s)
         round_number = fleet.round if joins is None else joins.round
         slots = () if slot is None else (slot,)
-        return journal_decision(self._state, decision, round_number=round_number, slots=slots, slot=slot, now_s=now_s)
+        record = journal_decision(self._state, decision, round_number=round_number, slots=slots, slot=slot, now_s=now_s)
+        self._remember(record)
+        return record
 
     def _open(self, record: DecisionRecord, fleet: FleetView, tick: _Tick) -> RoundToJoin:
         """Open the round that everybody who is ready comes to, now or until it is due."""

@@ -31,6 +31,8 @@ CLOSE_DEADLINE_S = 3.0
 # A disk that hangs instead of failing must not hang the answers.
 COMMIT_DEADLINE_S = 5.0
 
+State = dict[tuple[str, str], BaseModel | str]
+"""The newest value by table and key; models are immutable."""
 LogRow = tuple[str, tuple[object, ...]]
 Waiter = tuple[int, asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 
@@ -47,7 +49,7 @@ class Journal:
             self._lock.release()
             raise
         self._wake = threading.Condition()
-        self._state: dict[tuple[str, str], str] = {}
+        self._state: State = {}
         self._log: deque[LogRow] = deque()
         self._prune_before_s: float | None = None
         self._submitted = 0
@@ -68,9 +70,8 @@ class Journal:
     def put(self, table: str, key: str | int, value: BaseModel | str) -> None:
         """Queue the newest state of one key."""
         assert table in STATE_TABLES
-        body = value if isinstance(value, str) else value.model_dump_json()
         with self._wake:
-            self._state[table, str(key)] = body
+            self._state[table, str(key)] = value
             self._submitted += 1
 
     def append(self, table: str, row: tuple[object, ...]) -> None:
@@ -138,16 +139,20 @@ class Journal:
                 self._connection.close()
                 return
 
-    def _write(self, state: dict[tuple[str, str], str], log: deque[LogRow], prune_before_s: float | None) -> None:
+    def _write(self, state: State, log: deque[LogRow], prune_before_s: float | None) -> None:
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
-            for (table, key), body in state.items():
+            for (table, key), value in state.items():
+                # Written out here and not when it was queued: of a round that a thousand islands report, once.
+                body = value if isinstance(value, str) else value.model_dump_json()
                 self._connection.execute(STATE_TABLES[table], (key, body))
             for table, row in log:
                 self._connection.execute(LOG_TABLES[table], row)
             if prune_before_s is not None:
                 for table in LOG_TABLES:
-                    self._connection.execute(f"DELETE FROM {table} WHERE t_s < ?", (prune_before_s,))  # noqa: S608
+                    # The newest row stays: the next one's number is one higher, and readers go on by numbers.
+                    old = f"t_s < ? AND id < (SELECT max(id) FROM {table})"  # noqa: S608
+                    self._connection.execute(f"DELETE FROM {table} WHERE {old}", (prune_before_s,))  # noqa: S608
 
     def _succeed(self, target: int) -> None:
         with self._wake:
@@ -160,7 +165,7 @@ class Journal:
         for _, loop, done in ready:
             loop.call_soon_threadsafe(_resolve, done, None)
 
-    def _keep(self, state: dict[tuple[str, str], str], log: deque[LogRow], exc: sqlite3.Error) -> None:
+    def _keep(self, state: State, log: deque[LogRow], exc: sqlite3.Error) -> None:
         with self._wake:
             if self.failure is None:
                 logger.error("journal cannot be written, keeping rows in memory path=%s error=%s", self.path, exc)

@@ -8,15 +8,17 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from controller.schema import Action, DecisionRecord, Reason
+from controller.records import RoundEntry
+from controller.schema import Action, DecisionRecord, Reason, Recovery, RecoveryRecord
 from service.errors import ConfigError, ConflictError, UnavailableError
 from service.files import check_regular, open_regular
+from service.wire import Wire
 from sidecar.schema import LoadSample
 
 SCHEMA_VERSION = 1
@@ -35,8 +37,9 @@ STATE_TABLES = {
 
 LOG_TABLES = {
     "samples": "INSERT INTO samples (server_id, t_s, body) VALUES (?, ?, ?)",
-    "decisions": "INSERT OR REPLACE INTO decisions (id, t_s, policy, action, reason, round, slots, terms)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+    "decisions": "INSERT OR REPLACE INTO decisions (id, t_s, policy, action, reason, round, slots, terms, slot, shadow)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "recoveries": "INSERT INTO recoveries (t_s, slot, agent_id, kind, body) VALUES (?, ?, ?, ?, ?)",
 }
 """Tables that grow with time, and the statement that adds a row."""
 
@@ -47,14 +50,29 @@ CREATE TABLE IF NOT EXISTS samples (
 CREATE INDEX IF NOT EXISTS samples_by_time ON samples (t_s);
 CREATE TABLE IF NOT EXISTS decisions (
     id INTEGER PRIMARY KEY, t_s REAL NOT NULL, policy TEXT NOT NULL, action TEXT NOT NULL, reason TEXT NOT NULL,
-    round INTEGER NOT NULL, slots TEXT NOT NULL, terms TEXT NOT NULL
+    round INTEGER NOT NULL, slots TEXT NOT NULL, terms TEXT NOT NULL, slot INTEGER, shadow INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX IF NOT EXISTS decisions_by_time ON decisions (t_s);
+CREATE TABLE IF NOT EXISTS recoveries (
+    id INTEGER PRIMARY KEY, t_s REAL NOT NULL, slot INTEGER, agent_id TEXT NOT NULL, kind TEXT NOT NULL,
+    body TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS recoveries_by_time ON recoveries (t_s);
 """
 _DDL = _LOG_DDL + "".join(
     f"CREATE TABLE IF NOT EXISTS {name} (key TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID;\n"
     for name in _STATE_NAMES
 )
+
+_LATER_COLUMNS = {"slot": "slot INTEGER", "shadow": "shadow INTEGER NOT NULL DEFAULT 0"}
+"""Of decisions: journals from before them get them when they are opened."""
+_PAGES = {
+    "decisions": ("id", "t_s, policy, action, reason, round, slots, terms, slot, shadow"),
+    "samples": ("id", "body"),
+    "rounds": ("CAST(key AS INTEGER)", "body"),
+    "recoveries": ("id", "body"),
+}
+"""Tables that are read page by page: what numbers their rows, and their other columns."""
 
 _BESIDE = ("-wal", "-shm", "-journal")
 """What SQLite keeps beside a database."""
@@ -71,6 +89,17 @@ _IS_STORED = (
 """A view, a virtual table or a computed column could go on for ever."""
 
 M = TypeVar("M", bound=BaseModel)
+
+
+class SampleRow(Wire):
+    """One sample of the log, with the number to page by."""
+
+    id: int
+    sample: LoadSample
+
+
+PageRow = DecisionRecord | RoundEntry | RecoveryRecord | SampleRow
+"""Each has an ``id``."""
 
 
 class Lock:
@@ -140,6 +169,10 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA synchronous=NORMAL")
     marks = f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={SCHEMA_VERSION};"
     connection.executescript(f"BEGIN IMMEDIATE; {_DDL} {marks} COMMIT;")
+    present = {str(row[1]) for row in connection.execute("PRAGMA table_info(decisions)")}
+    for name, column in _LATER_COLUMNS.items():
+        if name not in present:
+            connection.execute(f"ALTER TABLE decisions ADD COLUMN {column}")
     # A full disk may still take the tables' few pages; find out now, not with the first round.
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('probe', hex(zeroblob(65536)))")
     connection.execute("DELETE FROM meta WHERE key = 'probe'")
@@ -203,11 +236,7 @@ class JournalReader:
         try:
             return [model.model_validate_json(str(body)) for (body,) in rows]
         except ValidationError as exc:
-            raise ConfigError(
-                f"table {table} has a row that this version cannot read: {exc.errors()[0]['msg']}",
-                field="--journal",
-                remedy="use the version that wrote it, or name another file",
-            ) from exc
+            raise _unreadable_row(table, exc) from exc
 
     def meta(self) -> dict[str, str]:
         return {str(key): str(body) for key, body in self._query("meta", "SELECT key, body FROM meta", ())}
@@ -217,9 +246,39 @@ class JournalReader:
         assert isinstance(last, int)
         return last
 
+    def page(self, table: str, *, since: int, limit: int) -> list[PageRow]:
+        """At most ``limit`` rows of a log, or of ``rounds``, with an id over ``since``, in the order of their ids.
+
+        Raises:
+            UnavailableError: it cannot be read.
+            ConfigError: a newer version wrote a row.
+        """
+        number, others = _PAGES[table]
+        query = f"SELECT {number}, {others} FROM {table} WHERE {number} > ? ORDER BY {number} LIMIT ?"  # noqa: S608
+        try:
+            return [_READERS[table](row) for row in self._query(table, query, (since, limit))]
+        except ValueError as exc:
+            raise _unreadable_row(table, exc) from exc
+
+    def last_of_page(self, table: str, *, since: int, limit: int) -> int:
+        """The highest ``id`` of `page`; ``since`` when that is empty."""
+        number, _ = _PAGES[table]
+        page = f"SELECT {number} AS id FROM {table} WHERE {number} > ? ORDER BY {number} LIMIT ?"  # noqa: S608
+        query = f"SELECT coalesce(max(id), ?) FROM ({page}) AS page"  # noqa: S608
+        ((last,),) = self._query(table, query, (since, since, limit))
+        assert isinstance(last, int)
+        return last
+
+    def last_id(self, table: str) -> int:
+        """The highest ``id`` of a table; 0 when it is empty."""
+        number, _ = _PAGES[table]
+        ((last,),) = self._query(table, f"SELECT coalesce(max({number}), 0) FROM {table}", ())  # noqa: S608
+        assert isinstance(last, int)
+        return last
+
     def decisions(self, *, since: int, limit: int) -> list[DecisionRecord]:
         """Decisions with an id over ``since``, oldest first."""
-        columns = "id, t_s, policy, action, reason, round, slots, terms"
+        columns = "id, t_s, policy, action, reason, round, slots, terms, slot, shadow"
         query = f"SELECT {columns} FROM decisions WHERE id > ? ORDER BY id LIMIT ?"  # noqa: S608
         return [_to_decision(row) for row in self._query("decisions", query, (since, limit))]
 
@@ -260,11 +319,36 @@ def decision_row(decision: DecisionRecord) -> tuple[object, ...]:
         decision.round,
         json.dumps(decision.slots),
         json.dumps(decision.terms),
+        decision.slot,
+        decision.shadow,
+    )
+
+
+def recovery_row(recovery: Recovery) -> tuple[object, ...]:
+    return recovery.t_s, recovery.slot, recovery.agent_id or "", recovery.kind.value, recovery.model_dump_json()
+
+
+def _to_recovery(row: tuple[object, ...]) -> RecoveryRecord:
+    number, body = row
+    return RecoveryRecord.model_validate(json.loads(str(body)) | {"id": number})
+
+
+def _to_sample(row: tuple[object, ...]) -> SampleRow:
+    number, body = row
+    return SampleRow.model_validate({"id": number, "sample": json.loads(str(body))})
+
+
+def _unreadable_row(table: str, exc: ValueError) -> ConfigError:
+    why = exc.errors()[0]["msg"] if isinstance(exc, ValidationError) else str(exc)
+    return ConfigError(
+        f"table {table} has a row that this version cannot read: {why}",
+        field="--journal",
+        remedy="use the version that wrote it, or name another file",
     )
 
 
 def _to_decision(row: tuple[object, ...]) -> DecisionRecord:
-    number, t_s, policy, action, reason, round_, slots, terms = row
+    number, t_s, policy, action, reason, round_, slots, terms, slot, shadow = row
     return DecisionRecord.model_validate(
         {
             "id": number,
@@ -275,5 +359,15 @@ def _to_decision(row: tuple[object, ...]) -> DecisionRecord:
             "round": round_,
             "slots": tuple(json.loads(str(slots))),
             "terms": json.loads(str(terms)),
+            "slot": slot,
+            "shadow": bool(shadow),
         }
     )
+
+
+_READERS: dict[str, Callable[[tuple[object, ...]], PageRow]] = {
+    "decisions": _to_decision,
+    "samples": _to_sample,
+    "rounds": lambda row: RoundEntry.model_validate_json(str(row[1])),
+    "recoveries": _to_recovery,
+}

@@ -13,8 +13,8 @@ from controller.orders import islands_of, journal_decision, open_round, write_sy
 from controller.policy.base import Decision, FleetView, Policy, summarize
 from controller.policy.guard import guard
 from controller.policy.rule import common_terms, fall_back
-from controller.schema import Action, ControlAction, ControlReply, DecisionRecord, DirectiveKind, Mode, Reason
-from controller.view import build_view
+from controller.schema import Action, DecisionRecord, DirectiveKind, Mode, Reason
+from controller.view import bind_servers, build_view
 from service.errors import ConflictError, UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -42,8 +42,12 @@ class Loop:
         self._islands: IslandsMode | None = None
         if self._state.settings.mode is Mode.PER_ISLAND:
             self._islands = IslandsMode(
-                self._state, self._metrics, lambda view, now_s: self._decide(self._state.policy, view, now_s)
+                self._state,
+                self._metrics,
+                decide=lambda view, now_s: self._decide(self._state.policy, view, now_s),
+                remember=controller.recent.decisions.add,
             )
+        self._unbound: tuple[int, ...] = ()
 
     async def tick(self) -> None:
         """One tick; a failure is counted and the next one tries again."""
@@ -63,17 +67,29 @@ class Loop:
             logger.warning(
                 "lease lost agent=%s slot=%s epoch=%d", agent.agent_id, agent.slot, self._state.registry.epoch
             )
+        self._controller.note_recoveries(now_s)
         self._controller.close_rounds(now_s)
+        self._controller.lab.before_decision(now_s)
         view = build_view(self._state, now_s)
         if self._islands is not None:
             self._islands.on_tick(view, now_s)
         else:
             self._enact(self._decide(self._state.policy, view, now_s), view, now_s)
+        self._controller.lab.after_decision(view, now_s)
         if now_s - self._pruned_s >= PRUNE_EVERY_S:
             self._pruned_s = now_s
+            self._warn_unbound(view)
             self._state.samples.forget(now_s)
             self._state.journal.prune(now_s - self._state.settings.retention_s)
         await self._publish_soon()
+
+    def _warn_unbound(self, view: FleetView) -> None:
+        """Say which islands no sidecar stands beside, when that has changed: they hold up every policy that looks."""
+        servers_of = bind_servers(view.servers)
+        unbound = tuple(island.slot for island in view.islands if not servers_of(island.node, island.server_id))
+        if unbound and unbound != self._unbound:
+            logger.warning("no sidecar tells of the servers of these islands, so they count as full slots=%s", unbound)
+        self._unbound = unbound
 
     def _decide(self, policy: Policy, view: FleetView, now_s: float) -> Decision:
         try:
@@ -91,6 +107,7 @@ class Loop:
         """Journal a decision and, when it says so, open the round and write the directives."""
         slots = tuple(island.slot for island in view.islands if island.ready)
         record = journal_decision(self._state, decision, round_number=view.round, slots=slots, now_s=now_s)
+        self._controller.recent.decisions.add(record)
         self._metrics.decisions.labels(record.policy, record.action, record.reason).inc()
         if record.action is Action.SYNC:
             self._direct(record, syncing={island.slot for island in view.islands if island.syncing})
@@ -101,7 +118,7 @@ class Loop:
         islands = islands_of(self._state, set(record.slots) - set(syncing))
         write_sync(self._state, islands, entry, reason=record.reason, now_s=record.t_s)
 
-    async def _publish(self) -> None:
+    async def publish(self) -> None:
         """Hand out the directives once they are on disk; a disk that fails must not stop the training."""
         seq = self._state.mailboxes.seq
         try:
@@ -110,40 +127,36 @@ class Loop:
             self._state.mailboxes.announce(seq)
 
     async def _publish_soon(self) -> None:
-        """As `_publish`, but without waiting for a disk that is known to fail: the journal retries by itself."""
+        """As `publish`, but without waiting for a disk that is known to fail: the journal retries by itself."""
         if self._state.journal.failure is None:
-            await self._publish()
+            await self.publish()
         else:
             self._state.mailboxes.announce(self._state.mailboxes.seq)
 
-    async def control(self, action: ControlAction) -> ControlReply:
-        """An operator's order; answered once it is on disk."""
-        if action is ControlAction.SYNC_NOW:
-            effect = self._sync_now()
-        else:
-            effect = self._set_paused(action is ControlAction.PAUSE)
-        logger.info("control action=%s effect=%s", action, effect)
-        await self._publish()
-        return ControlReply(action=action, effect=effect)
-
-    def _sync_now(self) -> str:
+    def sync_now(self, *, dry_run: bool) -> str:
+        """An operator's order to sync; refused for what no order can override."""
         now_s = self._controller.clock()
         view = build_view(self._state, now_s)
-        num_called = self._islands.call_all(view, now_s) if self._islands is not None else None
+        num_called = None
+        if self._islands is not None and not view.paused:
+            num_called = self._islands.call_all(view, now_s, dry_run=dry_run)
         if num_called is not None:
             return f"the other {num_called} islands are told to come to the open round"
         group = summarize(view, now_s)
         verdict = guard(view, group, now_s)
         if verdict is not None and verdict[1] in MANUAL_OBSTACLES:
             raise ConflictError(f"cannot sync: {verdict[1]}", field="action", remedy=MANUAL_OBSTACLES[verdict[1]])
-        terms = common_terms(view, group, now_s)
-        self._enact(Decision(action=Action.SYNC, reason=Reason.MANUAL, terms=terms), view, now_s)
+        if not dry_run:
+            terms = common_terms(view, group, now_s)
+            self._enact(Decision(action=Action.SYNC, reason=Reason.MANUAL, terms=terms), view, now_s)
         return f"round {view.round} directed to {len(view.islands)} islands"
 
-    def _set_paused(self, paused: bool) -> str:
+    def set_paused(self, paused: bool, *, dry_run: bool) -> str:
+        """Hold or continue the whole run."""
         state = self._state
-        state.set_paused(paused)
-        kind = DirectiveKind.PAUSE if paused else DirectiveKind.RESUME
-        for island in state.registry.islands:
-            state.mailboxes.write(island.agent_id, kind, epoch=state.registry.epoch, t_s=self._controller.clock())
+        if not dry_run:
+            state.set_paused(paused)
+            kind = DirectiveKind.PAUSE if paused else DirectiveKind.RESUME
+            for island in state.registry.islands:
+                state.mailboxes.write(island.agent_id, kind, epoch=state.registry.epoch, t_s=self._controller.clock())
         return "training pauses, no syncs" if paused else "training and syncs go on"
