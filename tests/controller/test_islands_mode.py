@@ -63,6 +63,7 @@ async def told(client: Client, name: str) -> list[dict[str, Any]]:
 async def decided(client: Client) -> list[tuple[tuple[int, ...], str]]:
     await client.controller.state.journal.commit()
     page = await client.get("/v1/decisions", limit=10_000)
+    assert all(one["slots"] == ([] if one["slot"] is None else [one["slot"]]) for one in page["decisions"])
     return [(tuple(one["slots"]), one["reason"]) for one in page["decisions"]]
 
 
