@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Body, Path, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
-from prometheus_client import Counter
+from fastapi import APIRouter, Body, Path, Query
 
 from controller import examples
 from controller.control import Operator
@@ -34,6 +30,7 @@ from controller.schema import (
     SampleBatch,
     SampleReceipt,
 )
+from service.routes import counting_route
 
 MAX_WAIT_S = 30.0
 # Number of an id or a position that SQLite can hold.
@@ -48,29 +45,10 @@ def build_router(controller: Controller, loop: Loop) -> APIRouter:
     _add_fleet_routes(router, controller)
     _add_operator_routes(router, controller, Operator(controller, loop))
     router.include_router(build_export_router(controller))
-    agents = APIRouter(route_class=counting_route(controller.metrics.reports))
+    agents = APIRouter(route_class=counting_route(controller.metrics.reports.labels("invalid")))
     _add_agent_routes(agents, controller)
     router.include_router(agents)
     return router
-
-
-def counting_route(reports: Counter) -> type[APIRoute]:
-    """Routes that count requests whose body or query is not what the schema says."""
-
-    class CountingRoute(APIRoute):
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            handle = super().get_route_handler()
-
-            async def counted(request: Request) -> Response:
-                try:
-                    return await handle(request)
-                except RequestValidationError:
-                    reports.labels("invalid").inc()
-                    raise
-
-            return counted
-
-    return CountingRoute
 
 
 def _add_fleet_routes(router: APIRouter, controller: Controller) -> None:

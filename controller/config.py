@@ -11,7 +11,8 @@ from pydantic_settings import NoDecode
 from controller.budget import check_budget
 from controller.policy import PolicyContext, make_policy
 from controller.policy_words import check_shadows, parse_policy
-from controller.schema import MAX_BUDGET_S, MAX_BUDGET_SYNCS, BudgetSpec, PolicySpec
+from controller.schema import MAX_BUDGET_S, MAX_BUDGET_SYNCS, MAX_FRAGMENTS, BudgetSpec, Mode, PolicySpec
+from diloco.schema import SyncTimes
 from service.errors import InputError
 from service.settings import ServiceSettings
 
@@ -41,6 +42,14 @@ class ControllerSettings(ServiceSettings):
     """Name of the training run; by default made once and kept in the journal."""
     num_slots: int = Field(default=2, ge=1, le=4096)
     """Places for islands; further agents wait as spares."""
+    mode: Mode = Mode.SYNCHRONOUS
+    """synchronous: one decision for all islands, which wait for the result. per_island: each island comes to the open
+    round at its own best moment and trains on."""
+    quorum: int | None = Field(default=None, ge=1, le=4096)
+    """Contributions that a round must have; for the others it waits as long as stragglers were late lately, at most as
+    long as the synchronizer's grace_max_s. By default all islands that are told to come."""
+    num_fragments: int = Field(default=1, ge=1, le=MAX_FRAGMENTS)
+    """Parts of the parameters that sync in turn. Islands that cannot sync so many one by one are refused."""
     policy: str = "wa_diloco"
     """no_sync, fixed_h, adaptive_tokens, pressure_gate, random_deferral, wa_diloco, wa_calibrated, wa_forecast, or one
     that another package brings along."""
@@ -67,7 +76,10 @@ class ControllerSettings(ServiceSettings):
     lease_timeout_s: float = Field(default=10.0, ge=0.5, le=600)
     """Silence after which an agent has lost its lease; heartbeats come ten times as often."""
     sync_timeout_s: float = Field(default=60.0, gt=0, le=3600)
-    """Seconds after which islands give up on a round that was directed."""
+    """Seconds after which islands give up on a round that was directed; every other deadline of the round, at islands
+    and synchronizer too, follows from it."""
+    decision_journal_s: float = Field(default=60.0, ge=0, le=86400)
+    """In per_island mode, seconds after which the decision to wait is journalled again with the same reason."""
     stale_after_s: float = Field(default=5.0, gt=0, le=300)
     """Age from which a sample says nothing: the server's load is unknown."""
     retention_s: float = Field(default=7 * 86400.0, ge=60)
@@ -84,6 +96,15 @@ class ControllerSettings(ServiceSettings):
     @property
     def takeover_after_s(self) -> float:
         return self.heartbeat_interval_s * HEARTBEATS_UNTIL_TAKEOVER
+
+    @property
+    def sync_times(self) -> SyncTimes:
+        return SyncTimes(sync_timeout_s=self.sync_timeout_s)
+
+    @property
+    def report_grace_s(self) -> float:
+        """How long after the deadline of a round its last report may come: a download, and three heartbeats."""
+        return self.sync_times.pull_grace_s + self.takeover_after_s
 
     @property
     def policy_spec(self) -> PolicySpec:
@@ -115,6 +136,12 @@ class ControllerSettings(ServiceSettings):
             raise ValueError(f"stale_after_s {self.stale_after_s:g} is not over tick_s {self.tick_s:g}: raise it")
         if self.tick_s > self.lease_timeout_s:
             raise ValueError(f"tick_s {self.tick_s:g} is over lease_timeout_s {self.lease_timeout_s:g}: lower tick_s")
+        if self.sync_timeout_s <= 2 * self.tick_s:
+            raise ValueError(
+                f"sync_timeout_s {self.sync_timeout_s:g} is not over two ticks of {self.tick_s:g} s: raise it"
+            )
+        if self.quorum is not None and self.quorum > self.num_slots:
+            raise ValueError(f"quorum {self.quorum} is over num_slots {self.num_slots}: lower quorum")
         try:
             check_budget(self.budget_spec)
             make_policy(self.policy_spec, self.policy_context)

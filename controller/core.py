@@ -18,6 +18,7 @@ from controller.headroom import CostSource
 from controller.lab import Lab
 from controller.metrics import Gauges, Metrics
 from controller.nonsense import check_heartbeat
+from controller.orders import write_sync
 from controller.policy.base import Binding, summarize
 from controller.records import AgentRecord, Membership
 from controller.rounds import outcome_of
@@ -29,7 +30,6 @@ from controller.schema import (
     BudgetSpec,
     BudgetStatus,
     DecisionPage,
-    DirectiveKind,
     Directives,
     Fleet,
     Heartbeat,
@@ -84,6 +84,7 @@ class Controller:
         return SampleReceipt(accepted=len(batch.samples) - len(rejected), rejected=rejected)
 
     async def register(self, request: AgentRegistration) -> AgentLease:
+        self._check_fragments(request)
         epoch = self.state.registry.epoch
         agent = self.state.registry.register(request, now_s=self.clock())
         self.note_recoveries(self.clock())
@@ -95,6 +96,16 @@ class Controller:
         await self.state.journal.commit()
         self.state.mailboxes.announce(newest_seq)
         return self._lease(agent, directive_seq=directive_seq)
+
+    def _check_fragments(self, request: AgentRegistration) -> None:
+        """Raises `InputError` when the run cuts the parameters into more fragments than the agent can sync."""
+        wanted = self.state.settings.num_fragments
+        if request.num_fragments < wanted:
+            raise InputError(
+                f"{request.agent_id} syncs {request.num_fragments} at a time, this run has {wanted}",
+                field="num_fragments",
+                remedy=f"run the controller with --num-fragments {request.num_fragments}",
+            )
 
     def _lease(self, agent: AgentRecord, *, directive_seq: int) -> AgentLease:
         settings = self.state.settings
@@ -112,23 +123,16 @@ class Controller:
             resume=agent.resume,
             paused=self.state.paused,
             autonomy=self._autonomy(),
+            sync_timeout_s=settings.sync_timeout_s,
         )
 
     def _repeat_open_sync(self, agent: AgentRecord) -> None:
         """Send the directive of a round that waits for this slot anew: under a new lease its old epoch is void."""
         awaiting = self.state.rounds.open
-        if agent.slot is None or awaiting is None or awaiting.directed_s is None or agent.slot not in awaiting.missing:
+        if awaiting is None or awaiting.directed_s is None or agent.slot is None:
             return
-        self.state.mailboxes.write(
-            agent.agent_id,
-            DirectiveKind.SYNC,
-            epoch=self.state.registry.epoch,
-            t_s=self.clock(),
-            round=awaiting.round,
-            quorum=len(awaiting.expected),
-            deadline_s=awaiting.directed_s + self.state.settings.sync_timeout_s,
-            reason=awaiting.reason,
-        )
+        if agent.slot in awaiting.missing and agent.slot in awaiting.told:
+            write_sync(self.state, [agent], awaiting, reason=awaiting.reason, now_s=self.clock())
 
     def _autonomy(self) -> Autonomy:
         budget = self.state.budget

@@ -8,11 +8,12 @@ import time
 from collections.abc import Collection
 
 from controller.core import Controller
-from controller.journal_file import decision_row
+from controller.islands_mode import IslandsMode
+from controller.orders import islands_of, journal_decision, open_round, write_sync
 from controller.policy.base import Binding, Decision, FleetView, Policy, summarize
 from controller.policy.guard import guard
 from controller.policy.rule import common_terms, fall_back
-from controller.schema import Action, DecisionRecord, DirectiveKind, Reason
+from controller.schema import Action, DecisionRecord, DirectiveKind, Mode, Reason
 from controller.view import build_view
 from service.errors import ConflictError, UnavailableError
 
@@ -38,6 +39,14 @@ class Loop:
         self._state = controller.state
         self._metrics = controller.metrics
         self._pruned_s = 0.0
+        self._islands: IslandsMode | None = None
+        if self._state.settings.mode is Mode.PER_ISLAND:
+            self._islands = IslandsMode(
+                self._state,
+                self._metrics,
+                decide=lambda view, now_s: self._decide(self._state.policy, view, now_s),
+                remember=controller.recent.decisions.add,
+            )
         self._unbound: tuple[int, ...] = ()
 
     async def tick(self) -> None:
@@ -62,8 +71,10 @@ class Loop:
         self._controller.close_rounds(now_s)
         self._controller.lab.before_decision(now_s)
         view = build_view(self._state, now_s)
-        decision = self._decide(self._state.policy, view, now_s)
-        self._enact(decision, view, now_s)
+        if self._islands is not None:
+            self._islands.on_tick(view, now_s)
+        else:
+            self._enact(self._decide(self._state.policy, view, now_s), view, now_s)
         self._controller.lab.after_decision(view, now_s)
         if now_s - self._pruned_s >= PRUNE_EVERY_S:
             self._pruned_s = now_s
@@ -95,20 +106,8 @@ class Loop:
 
     def _enact(self, decision: Decision, view: FleetView, now_s: float) -> None:
         """Journal a decision and, when it says so, open the round and write the directives."""
-        state = self._state
         slots = tuple(island.slot for island in view.islands if island.ready)
-        state.last_decision_id += 1
-        record = DecisionRecord(
-            id=state.last_decision_id,
-            t_s=now_s,
-            policy=state.policy.name,
-            action=decision.action,
-            reason=decision.reason,
-            round=view.round,
-            slots=slots,
-            terms=dict(decision.terms),
-        )
-        state.journal.append("decisions", decision_row(record))
+        record = journal_decision(self._state, decision, round_number=view.round, slots=slots, now_s=now_s)
         self._controller.recent.decisions.add(record)
         self._metrics.decisions.labels(record.policy, record.action, record.reason).inc()
         if record.action is Action.SYNC:
@@ -116,30 +115,9 @@ class Loop:
 
     def _direct(self, record: DecisionRecord, *, syncing: Collection[int]) -> None:
         """Open the round for all its slots; those that are in it already need no directive."""
-        state = self._state
-        deadline_s = record.t_s + state.settings.sync_timeout_s
-        state.rounds.direct(
-            record.round,
-            decision_id=record.id,
-            policy=record.policy,
-            reason=record.reason,
-            slots=record.slots,
-            now_s=record.t_s,
-            deadline_s=deadline_s,
-        )
-        for island in state.registry.islands:
-            if island.slot in record.slots and island.slot not in syncing:
-                state.mailboxes.write(
-                    island.agent_id,
-                    DirectiveKind.SYNC,
-                    epoch=state.registry.epoch,
-                    t_s=record.t_s,
-                    round=record.round,
-                    quorum=len(record.slots),
-                    deadline_s=deadline_s,
-                    reason=record.reason,
-                )
-        logger.info("sync directed round=%d reason=%s slots=%s", record.round, record.reason, record.slots)
+        entry = open_round(self._state, record, slots=record.slots)
+        islands = islands_of(self._state, set(record.slots) - set(syncing))
+        write_sync(self._state, islands, entry, reason=record.reason, now_s=record.t_s)
 
     async def publish(self) -> None:
         """Hand out the directives once they are on disk; a disk that fails must not stop the training."""
@@ -160,6 +138,11 @@ class Loop:
         """An operator's order to sync; refused for what no order can override."""
         now_s = self._controller.clock()
         view = build_view(self._state, now_s)
+        num_called = None
+        if self._islands is not None and not view.paused:
+            num_called = self._islands.call_all(view, now_s, dry_run=dry_run)
+        if num_called is not None:
+            return f"the other {num_called} islands are told to come to the open round"
         group = summarize(view, now_s)
         verdict = guard(view, group, now_s)
         if verdict is not None and verdict[1] in MANUAL_OBSTACLES:

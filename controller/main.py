@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 
 from controller.app import build_controller_app
@@ -14,5 +15,13 @@ from service.settings import load_settings
 def main(argv: Sequence[str]) -> int:
     settings = load_settings(ControllerSettings, argv)
     configure_logging(settings.log_level)
-    serve(build_controller_app(settings), settings)
+    app = build_controller_app(settings)
+    freeze_heap()
+    serve(app, settings)
     return 0
+
+
+def freeze_heap() -> None:
+    """Spare the garbage collector what lives as long as the process: to look through it took 70 ms within a tick."""
+    gc.collect()
+    gc.freeze()

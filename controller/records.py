@@ -83,6 +83,10 @@ class RoundEntry(Wire):
     """When the controller stops waiting for reports."""
     expected: tuple[int, ...]
     """Slots whose reports close it."""
+    directed: tuple[int, ...] | None = None
+    """Of these, slots that have been told to come; None: all."""
+    quorum: int | None = None
+    """Contributions that it must have; None: all of the expected slots."""
     reports: tuple[SlotReport, ...] = ()
     closed_s: float | None = None
     spent: bool = False
@@ -104,6 +108,11 @@ class RoundEntry(Wire):
     def missing(self) -> tuple[int, ...]:
         reported = self.reported
         return tuple(slot for slot in self.expected if slot not in reported)
+
+    @property
+    def told(self) -> frozenset[int]:
+        """Slots that have been told to come."""
+        return frozenset(self.expected if self.directed is None else self.directed)
 
     @property
     def began_s(self) -> float:
@@ -131,7 +140,8 @@ class RoundEntry(Wire):
             finished_s=max((report.finished_s for report in reports), default=None),
             slots_applied=self.slots(SyncOutcome.APPLIED),
             slots_failed=tuple(sorted({*self.slots(SyncOutcome.FAILED), *(self.missing if closed else ())})),
-            slots_late=self.slots(SyncOutcome.LATE),
+            slots_late=tuple(sorted({*self.slots(SyncOutcome.LATE), *self.slots(SyncOutcome.STALE)})),
+            slots_stale=self.slots(SyncOutcome.STALE),
             bytes_total=sum(report.bytes_pushed + report.bytes_pulled for report in reports),
             closed=closed,
         )

@@ -1,7 +1,8 @@
 """Outer rounds as the controller follows them: opened by a directive or by islands themselves, closed by their reports.
 
-A round closes when every expected slot that still lives has reported, or at its deadline. Reports that come later are
-added to it all the same. One that failed altogether is tried again after `RETRY_AFTER_S` under the same number.
+A round closes when every expected slot that still lives has reported, or at its deadline; one with a quorum below its
+slots also `report_grace_s` after that many were applied: an island that hangs holds up nobody. Reports that come later
+are added to it all the same. One that failed altogether is tried again after `RETRY_AFTER_S` under the same number.
 
 Every outer step counts once, as one sync of the budget. What proves it is the version of the global parameters, which
 islands tell with their progress and their reports: when version v appears, rounds up to v - 1 were applied, whether or
@@ -91,8 +92,13 @@ class RoundBook:
         slots: tuple[int, ...],
         now_s: float,
         deadline_s: float,
+        directed: tuple[int, ...] | None = None,
+        quorum: int | None = None,
     ) -> RoundEntry:
-        """Open a round that the controller directs; islands give up at ``deadline_s`` and report soon after."""
+        """Open a round that the controller directs; islands give up at ``deadline_s`` and report soon after.
+
+        Of its ``slots``, those in ``directed`` come now (None: all), the others join later.
+        """
         return self._open(
             round_,
             decision_id=decision_id,
@@ -102,7 +108,13 @@ class RoundBook:
             opened_s=now_s,
             deadline_s=deadline_s + self._report_grace_s,
             expected=slots,
+            directed=directed,
+            quorum=quorum,
         )
+
+    def join(self, entry: RoundEntry, slots: Iterable[int]) -> RoundEntry:
+        """Note that these slots have been told to come to the open round."""
+        return self._keep(entry.model_copy(update={"directed": tuple(sorted(entry.told | set(slots)))}))
 
     def absorb(
         self, slot: int, report: SyncReport, *, policy: str, live_slots: Collection[int], now_s: float, timeout_s: float
@@ -146,9 +158,16 @@ class RoundBook:
         closed = []
         for entry in [self._entries[number] for number in sorted(self._open_ids)]:
             awaited = any(slot in live_slots and not _is_past(live_slots[slot], entry) for slot in entry.missing)
-            if not awaited or now_s >= entry.deadline_s:
+            if not awaited or now_s >= self._ends_s(entry):
                 closed.append(self._keep(entry.model_copy(update={"closed_s": now_s})))
         return closed
+
+    def _ends_s(self, entry: RoundEntry) -> float:
+        """When the round closes with those who reported."""
+        applied = [told.report.finished_s for told in entry.reports if told.report.outcome is SyncOutcome.APPLIED]
+        if entry.quorum is None or len(applied) < entry.quorum:
+            return entry.deadline_s
+        return min(entry.deadline_s, max(entry.opened_s, *applied) + self._report_grace_s)
 
     def collect_spent(
         self, version: int | None, *, policy: str, now_s: float, applied_s: float | None = None

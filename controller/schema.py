@@ -10,9 +10,21 @@ from typing import Any, Self
 
 from pydantic import Field, computed_field, model_validator
 
-from diloco.schema import Progress, Slot, SyncReport
+from diloco.schema import DEFAULT_SYNC_TIMEOUT_S, Progress, Slot, SyncReport
 from service.wire import Order, Wire
 from sidecar.schema import LoadSample, Name
+
+MAX_FRAGMENTS = 1024
+
+
+class Mode(StrEnum):
+    """Who comes to a round, and when."""
+
+    SYNCHRONOUS = "synchronous"
+    """One decision for the whole run: all islands come at once and wait for the result. DiLoCo as it is published."""
+    PER_ISLAND = "per_island"
+    """Each island has decisions of its own: a round opens with the first, the others come at their own best moment
+    until it is due, and all train on while it is open."""
 
 
 class SampleBatch(Wire):
@@ -47,6 +59,8 @@ class AgentRegistration(Wire):
     url: str | None = None
     """Where the agent's own HTTP service listens."""
     num_parameters: int | None = Field(default=None, ge=1)
+    num_fragments: int = Field(default=1, ge=1, le=MAX_FRAGMENTS)
+    """Parts of the parameters that its worker can sync one by one."""
 
 
 class Autonomy(Wire):
@@ -80,6 +94,8 @@ class AgentLease(Wire):
     """How far the slot had come before this agent took it, as far as was reported: its data goes on from there."""
     paused: bool = False
     autonomy: Autonomy
+    sync_timeout_s: float = Field(default=DEFAULT_SYNC_TIMEOUT_S, gt=0)
+    """From the directive of a round until its islands give up on it; all other deadlines follow (`SyncTimes`)."""
 
 
 class Heartbeat(Wire):
@@ -118,11 +134,17 @@ class Directive(Wire):
     round: int | None = None
     """For `sync`: version of the global parameters that the contribution must be against."""
     quorum: int | None = Field(default=None, ge=1)
-    """For `sync`: to how many islands it was directed; the round need not wait for others."""
+    """For `sync`: how many contributions the round must have; it need not wait for more."""
+    expected: int | None = Field(default=None, ge=1)
+    """For `sync`: how many islands are told to come to the round."""
     fragments: tuple[int, ...] = (0,)
     not_before_s: float | None = None
     deadline_s: float | None = None
     """For `sync`: the island gives up waiting for the round after this Unix time and trains on."""
+    close_by_s: float | None = None
+    """For `sync`: Unix time by which the synchronizer closes the round with those who came."""
+    overlap: bool = False
+    """For `sync`: the island takes inner steps while the round is open."""
     reason: str = ""
 
 
@@ -192,6 +214,8 @@ class Reason(StrEnum):
     PAUSED = "paused"
     MANUAL = "manual"
     """``POST /v1/control`` sync_now."""
+    ROUND_DUE = "round_due"
+    """The round that other islands are in has no time left to wait for a better moment of this one."""
     POLICY_FAILED = "policy_failed"
     """The policy raised; the safe answer is to defer until ``max_h``."""
 
@@ -236,6 +260,8 @@ class RoundRecord(Wire):
     """Slots whose sync failed, and directed ones that never reported."""
     slots_late: tuple[int, ...] = ()
     """Slots that adopted the result although their contribution came too late for it."""
+    slots_stale: tuple[int, ...] = ()
+    """Of these, slots whose contribution was taken into a later round with less weight."""
     bytes_total: int
     closed: bool
 

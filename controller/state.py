@@ -69,7 +69,7 @@ class FleetState:
             journal,
             reader.values("rounds", RoundEntry, newest=KEPT_ROUNDS),
             num_applied=int(meta.get("rounds_applied", 0)),
-            report_grace_s=settings.takeover_after_s,
+            report_grace_s=settings.report_grace_s,
             counted_to=int(meta["rounds_counted_to"]) if "rounds_counted_to" in meta else None,
         )
         if self.rounds.counted_to is None:

@@ -173,6 +173,8 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         Column("slots_expected", Kind.JSON, "", "Slots of these islands, as a list."),
         Column("slots_applied", Kind.JSON, "", "Slots of the applied contributions, as a list."),
         Column("slots_late", Kind.JSON, "", "Slots of the late contributions, as a list."),
+        Column("slots_stale", Kind.JSON, "", "Of these, slots whose contribution a later round took with less weight."),
+        Column("staleness_max", Kind.INTEGER, "versions", "Most versions that one of these was behind."),
         Column("slots_failed", Kind.JSON, "", "Slots of the failed ones, as a list."),
         _id("Number of the round in the journal."),
     ),

@@ -91,6 +91,8 @@ def _round(entry: RoundEntry) -> dict[str, Value]:
         "slots_expected": _json(entry.expected),
         "slots_applied": _json(record.slots_applied),
         "slots_late": _json(record.slots_late),
+        "slots_stale": _json(record.slots_stale),
+        "staleness_max": max((report.staleness for report in reports if report.staleness), default=None),
         "slots_failed": _json(record.slots_failed),
         "id": entry.id,
     }

@@ -13,7 +13,7 @@ Its group view is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -189,13 +189,14 @@ class Binding:
     """Which servers an island competes with: the one that it names, else all of its node."""
 
     def __init__(self, servers: Iterable[ServerView]) -> None:
-        self._by_id: dict[str, list[ServerView]] = {}
-        self._by_node: dict[str, list[ServerView]] = {}
+        self._by_id: dict[str, tuple[ServerView, ...]] = {}
+        by_node: dict[str, list[ServerView]] = {}
         for server in servers:
-            self._by_id[server.server_id] = [server]
-            self._by_node.setdefault(server.node, []).append(server)
+            self._by_id[server.server_id] = (server,)
+            by_node.setdefault(server.node, []).append(server)
+        self._by_node = {node: tuple(found) for node, found in by_node.items()}
 
-    def of(self, node: str, server_id: str | None) -> Sequence[ServerView]:
+    def of(self, node: str, server_id: str | None) -> tuple[ServerView, ...]:
         """Empty when none of them is known: then nobody can say how loaded they are."""
         return self._by_node.get(node, ()) if server_id is None else self._by_id.get(server_id, ())
 

@@ -18,8 +18,9 @@ from pydantic import BaseModel, ValidationError
 
 from controller.schema import AgentLease, AgentRegistration, Directive, Directives, Heartbeat, HeartbeatReply
 from diloco.agent.metrics import IslandMetrics
-from diloco.agent.rules import backoff_s, counts
+from diloco.agent.rules import backoff_s, counts, times_of
 from diloco.agent.state import NO_SYNCHRONIZER, AgentState
+from diloco.schema import SyncTimes
 from service.client import explain_response
 from service.errors import ConfigError, ConflictError, InputError, UnavailableError, WadilocoError
 from service.tasks import wait_for_exit
@@ -31,7 +32,6 @@ T = TypeVar("T")
 
 RETRY_FIRST_S = 0.25
 RETRY_LONGEST_S = 5.0
-DIRECTIVE_WAIT_S = 20.0
 FAREWELL_S = 1.0
 
 
@@ -143,6 +143,12 @@ class ControllerLink:
         if is_news:
             place = "waits as a spare" if lease.slot is None else f"slot={lease.slot}"
             logger.info("registered, %s epoch=%d run_id=%s", place, lease.epoch, lease.run_id)
+            longest_s = SyncTimes(sync_timeout_s=lease.sync_timeout_s).request_s
+            if settings.request_timeout_s > longest_s:
+                logger.info(
+                    "request_timeout_s is cut to what the controller's sync_timeout_s allows request_timeout_s=%.1f",
+                    longest_s,
+                )
         self._directive_seq = lease.directive_seq
         state.take_lease(lease)
         if is_news and lease.slot is not None and state.assignment is None:
@@ -168,10 +174,9 @@ class ControllerLink:
             self._on_pause(reply.paused)
 
     async def _poll(self) -> Directives:
-        params = {"after": self._directive_seq, "wait_s": DIRECTIVE_WAIT_S, "instance": self._state.instance}
-        return await self._ask(
-            Directives, "GET", f"{self._agent}/directives", params=params, extra_wait_s=DIRECTIVE_WAIT_S
-        )
+        wait_s = times_of(self._state.limits_lease).poll_s
+        params = {"after": self._directive_seq, "wait_s": wait_s, "instance": self._state.instance}
+        return await self._ask(Directives, "GET", f"{self._agent}/directives", params=params, extra_wait_s=wait_s)
 
     def _take(self, directive: Directive, lease: AgentLease) -> None:
         is_for_us = counts(directive, lease_epoch=lease.epoch, last_seq=self._directive_seq)
@@ -184,7 +189,8 @@ class ControllerLink:
         self._on_directive(directive)
 
     async def _ask(self, model: type[M], method: str, path: str, *, extra_wait_s: float = 0.0, **arguments: Any) -> M:
-        timeout_s = self._state.settings.request_timeout_s + extra_wait_s
+        longest_s = times_of(self._state.limits_lease).request_s
+        timeout_s = min(self._state.settings.request_timeout_s, longest_s) + extra_wait_s
         try:
             async with asyncio.timeout(timeout_s):
                 response = await self._http.request(method, path, timeout=timeout_s, **arguments)
