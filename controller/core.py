@@ -12,6 +12,7 @@ import logging
 
 from controller.budget import check_budget, is_over
 from controller.clock import Clock
+from controller.leadership import Leadership, SoleLeader
 from controller.metrics import Gauges, Metrics
 from controller.nonsense import check_heartbeat
 from controller.policy.base import summarize
@@ -47,10 +48,48 @@ logger = logging.getLogger(__name__)
 class Controller:
     """The operations behind the HTTP endpoints."""
 
-    def __init__(self, state: FleetState, metrics: Metrics, clock: Clock) -> None:
-        self.state = state
+    def __init__(
+        self, state: FleetState | None, metrics: Metrics, clock: Clock, leadership: Leadership | None = None
+    ) -> None:
+        self._state = state
         self.metrics = metrics
         self.clock = clock
+        self.leadership = leadership or SoleLeader()
+
+    @property
+    def has_state(self) -> bool:
+        return self._state is not None
+
+    @property
+    def state(self) -> FleetState:
+        """The state as of now; another one after the lead was lost and won again.
+
+        Raises:
+            StandbyError: another controller has it.
+        """
+        if self._state is None:
+            raise self.leadership.refusal
+        return self._state
+
+    @state.setter
+    def state(self, state: FleetState) -> None:
+        self._state = state
+
+    def drop_state(self) -> FleetState:
+        state, self._state = self.state, None
+        return state
+
+    def check_leads(self) -> None:
+        """Raises `StandbyError` unless this controller may decide and promise."""
+        if not self.leadership.leads:
+            raise self.leadership.refusal
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why the service is not ready."""
+        if not self.leadership.leads:
+            return str(self.leadership.refusal)
+        return self.state.journal.failure
 
     async def ingest(self, batch: SampleBatch) -> SampleReceipt:
         """Judge each sample alone; returns once the good ones are on disk, if it can be written."""
@@ -63,7 +102,8 @@ class Controller:
                 rejected.append(RejectedSample(index=index, reason=verdict.outcome, detail=verdict.detail[:500]))
             elif verdict.sample is not None:
                 body = verdict.sample.model_dump_json(exclude_none=True)
-                self.state.journal.append("samples", (verdict.sample.server_id, verdict.sample.t_s, body))
+                if self.state.sample_log.is_due(verdict.sample):
+                    self.state.journal.append("samples", (verdict.sample.server_id, verdict.sample.t_s, body))
                 self.state.journal.put("servers", verdict.sample.server_id, body)
         await self._try_commit()
         return SampleReceipt(accepted=len(batch.samples) - len(rejected), rejected=rejected)
@@ -246,7 +286,10 @@ class Controller:
             for agent in self.state.registry.agents
         ]
 
-    def gauges(self) -> Gauges:
+    def gauges(self) -> Gauges | None:
+        """None while another controller has the state."""
+        if not self.has_state:
+            return None
         now_s = self.clock()
         view = build_view(self.state, now_s)
         known, unknown = self.state.samples.num_known(now_s)
@@ -268,13 +311,20 @@ class Controller:
             journal_queued_rows=self.state.journal.num_queued,
             journal_failures=self.state.journal.num_failures,
             journal_dropped_rows=self.state.journal.num_dropped,
+            journal_pruned_rows=dict(self.state.journal.num_pruned),
+            journal_size_bytes=self.state.journal.size_bytes,
         )
 
     async def _try_commit(self) -> bool:
-        if self.state.journal.failure is not None:
-            return False  # It is being retried; waiting for that would only slow the fleet down.
-        try:
-            await self.state.journal.commit()
-        except UnavailableError:
-            return False  # The journal counts and logs it, and readiness names it.
-        return True
+        journal = self.state.journal
+        if journal.failure is None:
+            try:
+                await journal.commit()
+            except UnavailableError:
+                pass  # The journal counts and logs it, and readiness names it.
+            else:
+                return True
+        # It is being retried; waiting for that would only slow the fleet down. But what only memory has is a promise
+        # of the leader alone.
+        await self.leadership.confirm()
+        return False

@@ -8,11 +8,12 @@ import time
 from collections.abc import Collection
 
 from controller.core import Controller
-from controller.journal_file import decision_row
+from controller.journal_tables import decision_row
 from controller.policy.base import Decision, FleetView, Policy, summarize
 from controller.policy.guard import guard
 from controller.policy.rule import common_terms, fall_back
 from controller.schema import Action, ControlAction, ControlReply, DecisionRecord, DirectiveKind, Reason
+from controller.state import FleetState
 from controller.view import build_view
 from service.errors import ConflictError, UnavailableError
 
@@ -35,12 +36,17 @@ class Loop:
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
-        self._state = controller.state
         self._metrics = controller.metrics
         self._pruned_s = 0.0
 
+    @property
+    def _state(self) -> FleetState:
+        return self._controller.state
+
     async def tick(self) -> None:
-        """One tick; a failure is counted and the next one tries again."""
+        """One tick, if this controller leads; a failure is counted and the next one tries again."""
+        if not self._controller.leadership.leads:
+            return
         started_s = time.perf_counter()
         try:
             await self._on_tick(self._controller.clock())
@@ -63,8 +69,8 @@ class Loop:
         self._enact(decision, view, now_s)
         if now_s - self._pruned_s >= PRUNE_EVERY_S:
             self._pruned_s = now_s
-            self._state.samples.forget(now_s)
-            self._state.journal.prune(now_s - self._state.settings.retention_s)
+            self._state.forget_servers(now_s)
+            self._state.journal.prune(self._state.settings.kept_since_s(now_s))
         await self._publish_soon()
 
     def _decide(self, policy: Policy, view: FleetView, now_s: float) -> Decision:
@@ -128,11 +134,14 @@ class Loop:
 
     async def _publish(self) -> None:
         """Hand out the directives once they are on disk; a disk that fails must not stop the training."""
-        seq = self._state.mailboxes.seq
+        state = self._state
+        seq = state.mailboxes.seq
         try:
-            await self._state.journal.commit()
+            await state.journal.commit()
         finally:
-            self._state.mailboxes.announce(seq)
+            # An order is given by the leader alone, however long its commit took.
+            if self._controller.leadership.leads:
+                state.mailboxes.announce(seq)
 
     async def _publish_soon(self) -> None:
         """As `_publish`, but without waiting for a disk that is known to fail: the journal retries by itself."""

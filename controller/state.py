@@ -13,12 +13,11 @@ from controller.budget import check_budget, new_period, with_sync_spent, with_sy
 from controller.config import ControllerSettings
 from controller.directives import Box, Mailboxes
 from controller.journal import Journal
-from controller.journal_file import JournalReader
 from controller.policy import make_policy
 from controller.records import AgentRecord, Configured, RoundEntry
 from controller.registry import LeaseTerms, Registry
 from controller.rounds import KEPT_ROUNDS, RoundBook
-from controller.samples import SampleBook
+from controller.samples import SampleBook, SampleLog
 from controller.schema import BudgetSpec, BudgetStatus, PolicySpec
 from service.errors import ConfigError, InputError
 from sidecar.schema import LoadSample
@@ -35,12 +34,12 @@ class FleetState:
     """Everything that changes, restored from the journal. Setters queue what must survive; callers await the commit."""
 
     def __init__(self, settings: ControllerSettings, journal: Journal, *, now_s: float) -> None:
-        reader = JournalReader(journal.path)
+        reader = journal.reader()
         meta = reader.meta()
         self.settings = settings
         self.journal = journal
         self.reader = reader
-        self.run_id = _restore_run_id(settings, meta)
+        self.run_id = restore_run_id(settings, meta)
         self.run_started_s = float(meta.get("run_started_s", now_s))
         self.paused = meta.get("paused") == "1"
         self.last_decision_id = reader.last_decision_id()
@@ -57,6 +56,7 @@ class FleetState:
         )
         self.registry.grace(now_s)
         self.samples = SampleBook(reader.values("servers", LoadSample), stale_after_s=settings.stale_after_s)
+        self.sample_log = SampleLog(settings.journal_samples_every_s)
         self.rounds = RoundBook(
             journal,
             reader.values("rounds", RoundEntry, newest=KEPT_ROUNDS),
@@ -119,6 +119,22 @@ class FleetState:
         self.paused = paused
         self.journal.put("meta", "paused", "1" if paused else "0")
 
+    def forget_servers(self, now_s: float) -> None:
+        """Drop servers that are silent for long, from the journal too: names that nobody uses must not add up."""
+        for server_id in self.samples.forget(now_s):
+            self.sample_log.forget(server_id)
+            self.journal.forget("servers", server_id)
+
+    def close(self) -> None:
+        """Write what is queued, and let go of the journal."""
+        self.journal.close()
+        self.reader.close()
+
+    def close_soon(self) -> None:
+        """Let go of the journal without waiting for it."""
+        self.journal.close_soon()
+        self.reader.close()
+
     def count_syncs(self, now_s: float) -> None:
         """Count the outer steps that have become known."""
         told = self.version if self.registry.version is not None or self.rounds.version > 0 else None
@@ -166,7 +182,8 @@ def _read_configured(meta: dict[str, str]) -> Configured | None:
         return None
 
 
-def _restore_run_id(settings: ControllerSettings, meta: dict[str, str]) -> str:
+def restore_run_id(settings: ControllerSettings, meta: dict[str, str]) -> str:
+    """Raises `ConfigError` when the journal is another run's."""
     kept = meta.get("run_id")
     if kept is not None and settings.run_id is not None and kept != settings.run_id:
         raise ConfigError(
