@@ -89,7 +89,9 @@ class ControllerSettings(ServiceSettings):
     @field_validator("journal", mode="before")
     @classmethod
     def _read_journal(cls, value: object) -> object:
-        return parse_database_url(value) if isinstance(value, str) and is_database_url(value) else value
+        if not isinstance(value, str):
+            return value
+        return parse_database_url(value) if is_database_url(value) else Path(value)
 
     @property
     def policy_spec(self) -> PolicySpec:

@@ -5,9 +5,9 @@
        │                                                   └──lock won again──┤ nobody led meanwhile: same term
        └───────────────────── somebody else leads: the state is dropped ──────┘
 
-It leads while the last answered ping, counted from when it was *sent*, is younger than `VALID` times ``failover_s``; the
-server ends the session no sooner than ``failover_s`` after it. So whoever is stopped and goes on again finds its lead
-over before it does anything, and what it had begun fails at the fence (`controller.journal_postgres`).
+It leads while the last answered ping, counted from when it was *sent*, is younger than `VALID` times ``failover_s``;
+the server ends the session no sooner than ``failover_s`` after it. So whoever is stopped and goes on again finds its
+lead over before it does anything, and what it had begun fails at the fence (`controller.journal_postgres`).
 """
 
 from __future__ import annotations

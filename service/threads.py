@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -19,22 +20,18 @@ async def detached(work: Callable[[], T], *, name: str) -> T:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type] - one of the two is what came
+    def settle(act: Callable[[], None]) -> None:
+        if not done.done():
+            act()
 
     def run() -> None:
-        result, error = None, None
+        act: Callable[[], None]
         try:
-            result = work()
+            act = partial(done.set_result, work())
         except BaseException as exc:  # noqa: BLE001 - handed to the one who waits
-            error = exc
+            act = partial(done.set_exception, exc)
         with contextlib.suppress(RuntimeError):  # The loop has ended, and nobody waits.
-            loop.call_soon_threadsafe(settle, result, error)
+            loop.call_soon_threadsafe(settle, act)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await done

@@ -109,6 +109,8 @@ def database(postgres_server: Server) -> Iterator[DatabasePlace]:
     place = DatabasePlace(postgres_server.url(postgres_server.make_database()))
     yield place
     place.close()
+    if not postgres_server.is_up:
+        postgres_server.start()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

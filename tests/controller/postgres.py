@@ -24,12 +24,15 @@ OWNER = "postgres"
 DEADLINE_S = 30.0
 # The one user who needs a password shows what happens without it.
 ACCESS = "host all locked 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n"
+# Processes die here, machines do not: what one wrote is there although nobody waited for a disk.
 CONFIGURATION = """
 listen_addresses = '127.0.0.1'
 unix_socket_directories = ''
 shared_buffers = 64MB
 max_connections = 60
 log_min_messages = fatal
+fsync = off
+full_page_writes = off
 """
 
 
@@ -77,7 +80,21 @@ class Server:
         self._run("pg_ctl", "stop", "-m", "immediate", "-w", "-D", self._data)
 
     def kill(self) -> None:
+        """Its sessions end when they notice, some milliseconds later."""
         os.kill(self.pid, signal.SIGKILL)
+
+    def limit_files(self, pid: int, max_bytes: int | None) -> None:
+        """What a full disk is to one of its processes, until it is lifted."""
+        limit = "unlimited" if max_bytes is None else str(max_bytes)
+        self._run("prlimit", "--pid", str(pid), f"--fsize={limit}:unlimited")
+
+    @property
+    def is_up(self) -> bool:
+        try:
+            self.execute("SELECT 1")
+        except psycopg.OperationalError:
+            return False
+        return True
 
     @property
     def _data(self) -> str:
@@ -92,7 +109,7 @@ class Server:
     def _run(self, program: str, *arguments: str) -> None:
         """As the user who owns the cluster: none of the programs runs as root."""
         as_owner = ["setpriv", f"--reuid={OWNER}", f"--regid={OWNER}", "--clear-groups"] if os.geteuid() == 0 else []
-        command = [*as_owner, str(self.bin / program), *arguments]
+        command = [*as_owner, str(self._find(program)), *arguments]
         ended = subprocess.run(
             command,
             cwd=self.folder,
@@ -104,6 +121,9 @@ class Server:
             check=False,
         )
         assert ended.returncode == 0, f"{program}: {ended.stdout}"
+
+    def _find(self, program: str) -> Path:
+        return self.bin / program if (self.bin / program).exists() else Path(shutil.which(program) or program)
 
 
 def find_programs() -> Path | None:

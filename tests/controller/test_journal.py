@@ -10,7 +10,7 @@ import pytest
 
 from controller import journal as journal_module
 from controller.journal import Journal
-from controller.journal_reader import SampleRow
+from controller.journal_reader import PageRow, SampleRow
 from controller.journal_store import Batch, Store
 from controller.journal_tables import RecoveryRecord, decision_row, recovery_row
 from controller.records import RoundEntry
@@ -122,7 +122,7 @@ def test_pages_of_each_table_have_typed_rows_in_the_order_of_their_numbers(place
             journal.append("recoveries", recovery_row(t_s=number, slot=0, agent_id="a", kind="vault", body="{}"))
     reader = place.reader()
     for table, kind in (("rounds", RoundEntry), ("samples", SampleRow), ("recoveries", RecoveryRecord)):
-        seen = []
+        seen: list[PageRow] = []
         while page := reader.page(table, since=seen[-1].id if seen else 0, limit=4):
             assert len(page) <= 4
             seen += page
