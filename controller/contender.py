@@ -85,7 +85,8 @@ class Contender:
         try:
             await asyncio.shield(self._asking)
         except StoreError as exc:
-            self._doubt(exc)
+            if self._held_until_s:
+                self._doubt(exc)
         if not self.leads:
             raise self.refusal
 

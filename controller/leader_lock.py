@@ -8,7 +8,9 @@ leader itself and nobody led in between.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
@@ -16,6 +18,7 @@ from sqlalchemy import Connection
 from controller.journal_postgres import Database
 from controller.journal_store import StoreError
 
+_ENDED = "the session that held the lock has ended"
 _TRY = "SELECT pg_try_advisory_lock(hashtext('wadiloco leader'))"
 
 
@@ -51,8 +54,7 @@ class LeaderLock:
 
     def try_win(self, last_term: int | None) -> Standing:
         """Take the lock if nobody has it; ``last_term`` is that of this process, if it led before."""
-        with self._mutex, self._database.mapped():
-            connection = self._open_connection()
+        with self._session() as connection:
             won = bool(connection.exec_driver_sql(_TRY).scalar_one())
             found = connection.exec_driver_sql("SELECT term, holder, url FROM leader").one()
             if not won or (found.term == last_term and found.holder == self._holder):
@@ -65,21 +67,31 @@ class LeaderLock:
 
     def ping(self) -> None:
         """Prove that this very session lives; the server counts its silence anew."""
-        with self._mutex, self._database.mapped():
-            backend = self._open_connection().exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
-        if backend != self._backend:
-            raise StoreError("the session that held the lock has ended")
+        with self._session() as connection:
+            backend = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+            if backend != self._backend:
+                raise StoreError(_ENDED)
 
     def close(self) -> None:
         """Let go of the lock; waits for a call that hangs."""
         with self._mutex:
-            if self._connection is not None:
-                self._connection.invalidate()
-                self._connection.close()
-                self._connection = None
+            self._end()
             self._engine.dispose()
 
-    def _open_connection(self) -> Connection:
-        if self._connection is None:
-            raise StoreError("the session that held the lock has ended")
-        return self._connection
+    @contextlib.contextmanager
+    def _session(self) -> Iterator[Connection]:
+        """The session, which does not survive an error: a new one behind the same name would not have the lock."""
+        with self._mutex, self._database.mapped():
+            if self._connection is None:
+                raise StoreError(_ENDED)
+            try:
+                yield self._connection
+            except BaseException:
+                self._end()
+                raise
+
+    def _end(self) -> None:
+        if self._connection is not None:
+            self._connection.invalidate()
+            self._connection.close()
+            self._connection = None

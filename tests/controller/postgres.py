@@ -83,6 +83,21 @@ class Server:
         """Its sessions end when they notice, some milliseconds later."""
         os.kill(self.pid, signal.SIGKILL)
 
+    def freeze(self) -> None:
+        """As a machine that hangs: every process stops, no connection ends."""
+        for pid in self._pids():
+            os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        for pid in self._pids():
+            os.kill(pid, signal.SIGCONT)
+
+    def _pids(self) -> list[int]:
+        """The server and its children, of which it makes none while it stands still."""
+        main = self.pid
+        children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
+        return [main, *map(int, children)]
+
     def limit_files(self, pid: int, max_bytes: int | None) -> None:
         """What a full disk is to one of its processes, until it is lifted."""
         limit = "unlimited" if max_bytes is None else str(max_bytes)
