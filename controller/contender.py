@@ -176,7 +176,8 @@ class Contender:
         if self._held_until_s:
             logger.warning("lead in doubt, not deciding term=%s error=%s", self.term, exc)
         self._held_until_s = 0.0
-        self._trouble = f"the lead is in doubt: {exc}" if self.term is not None else f"standby: {exc}"
+        what = "the lead is in doubt" if self.term is not None else "standby"
+        self._trouble = f"{what}: journal {self._lock.name}: {exc}"
 
     def _drop_lock(self) -> None:
         """Another session for the next try; the old one may hang, and ends when it can."""

@@ -70,16 +70,20 @@ MIGRATIONS = {0: _TABLES, 1: _TABLES}
 """From each version to the next. PostgreSQL begins with version 2."""
 
 
+# One statement takes all rows of a table, as one array per column. In the binary form (%b): for 10,000 samples of 2 KB
+# that is 0.4 s against 4 s in text, which the driver quotes sign by sign, and 0.2 s of a COPY, which cannot upsert.
+
+
 def _upsert(table: str) -> str:
     return (
-        f"INSERT INTO {table} (key, body) SELECT * FROM unnest(%s::text[], %s::text[])"  # noqa: S608 - our own names
+        f"INSERT INTO {table} (key, body) SELECT * FROM unnest(%b::text[], %b::text[])"  # noqa: S608 - our own names
         " ON CONFLICT (key) DO UPDATE SET body = excluded.body"
     )
 
 
 def _insert(table: str) -> str:
     columns = LOG_TABLES[table]
-    arrays = ", ".join(f"%s::{kind}[]" for kind in columns.values())
+    arrays = ", ".join(f"%b::{kind}[]" for kind in columns.values())
     renewed = ", ".join(f"{name} = excluded.{name}" for name in columns)
     again = f" ON CONFLICT (id) DO UPDATE SET {renewed}" if "id" in columns else ""
     return f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM unnest({arrays}){again}"  # noqa: S608
@@ -181,6 +185,7 @@ class Database:
         if version < SCHEMA_VERSION:
             connection.exec_driver_sql(MIGRATIONS[version])
             connection.exec_driver_sql("UPDATE schema_version SET version = %s", (SCHEMA_VERSION,))
+            _compress_fast(connection)
         # A user who may read and not write is found out now, not with the first round.
         connection.exec_driver_sql("UPDATE leader SET id = id")
         connection.exec_driver_sql("INSERT INTO meta VALUES ('probe', '') ON CONFLICT DO NOTHING")
@@ -290,6 +295,14 @@ class PostgresReader(Reader):
         except StoreError as exc:
             raise self._unreadable(str(exc)) from exc
         return [tuple(row) for row in rows]
+
+
+def _compress_fast(connection: Connection) -> None:
+    """Bodies are some 2 KB of JSON, over which the built-in method takes ten times as long as lz4."""
+    known = "SELECT 'lz4' = ANY(enumvals) FROM pg_settings WHERE name = 'default_toast_compression'"
+    if connection.exec_driver_sql(known).scalar_one():
+        for table in ("samples", *STATE_TABLES):
+            connection.exec_driver_sql(f"ALTER TABLE {table} ALTER COLUMN body SET COMPRESSION lz4")
 
 
 def _scalar(connection: Connection, sql: str, arguments: Row | None = None) -> int:

@@ -37,12 +37,14 @@ class LeaderLock:
     """One session. Its calls block, one at a time; after an error only `close` makes sense."""
 
     def __init__(self, database: Database, *, holder: str, url: str | None, failover_s: float) -> None:
+        self.name = database.name
         self._database = database
         self._holder = holder
         self._url = url
         self._engine = database.engine(statement_s=failover_s, size=1, idle_session_s=failover_s)
         self._connection: Connection | None = None
         self._backend = 0
+        self._why_ended = _ENDED
         self._mutex = threading.Lock()
 
     def connect(self) -> None:
@@ -83,10 +85,11 @@ class LeaderLock:
         """The session, which does not survive an error: a new one behind the same name would not have the lock."""
         with self._mutex, self._database.mapped():
             if self._connection is None:
-                raise StoreError(_ENDED)
+                raise StoreError(self._why_ended)
             try:
                 yield self._connection
-            except BaseException:
+            except Exception as exc:
+                self._why_ended = self._database.explain(exc)
                 self._end()
                 raise
 
