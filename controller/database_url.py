@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from pydantic import Secret
 
 SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
-HINT = "write postgresql://USER@HOST:PORT/DATABASE"
+HINT = "write postgresql://USER@HOST:PORT/DATABASE, or postgresql://USER@/DATABASE?host=FOLDER for a socket"
 _SECRET_KEYS = re.compile("password|secret|token", re.IGNORECASE)
 
 
@@ -39,7 +39,6 @@ def parse_database_url(text: str) -> DatabaseUrl:
     """Raises `ValueError`, without a word of the password, when it is not the URL of a PostgreSQL database."""
     try:
         parts = urlsplit(text.strip())
-        # A socket's folder as the host is escaped, and so is every @ or : of a password.
         _ = parts.port
     except ValueError:
         raise ValueError(f"not a URL: {HINT}, with special characters of the password percent-encoded") from None

@@ -170,9 +170,9 @@ class Database:
         # Two controllers may start at once.
         connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('wadiloco migration'))")
         found = {str(name) for (name,) in connection.exec_driver_sql(_FIND_TABLES, (SCHEMA,))}
-        if not found:
-            connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
-        elif "schema_version" not in found:
+        if not found and connection.exec_driver_sql(_FIND_SCHEMA, (SCHEMA,)).scalar_one() is None:
+            connection.exec_driver_sql(f"CREATE SCHEMA {SCHEMA}")
+        elif found and "schema_version" not in found:
             raise self._cannot_use(
                 f"its schema {SCHEMA} is another application's", "name the journal of this run, or an empty database"
             )
@@ -204,6 +204,7 @@ class Database:
         return ConfigError(f"cannot use {self.name}: {why}", field="--journal", remedy=remedy)
 
 
+_FIND_SCHEMA = "SELECT to_regnamespace(%s)"
 _FIND_TABLES = "SELECT tablename FROM pg_catalog.pg_tables WHERE schemaname = %s"
 _SIZE = (
     "SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class"
@@ -282,7 +283,7 @@ class PostgresReader(Reader):
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._engine = database.engine(statement_s=READ_S, size=2, read_only=True)
+        self._engine = database.engine(statement_s=READ_S, size=4, read_only=True)
 
     def close(self) -> None:
         self._engine.dispose()

@@ -138,17 +138,26 @@ class Loop:
         seq = state.mailboxes.seq
         try:
             await state.journal.commit()
-        finally:
-            # An order is given by the leader alone, however long its commit took.
-            if self._controller.leadership.leads:
-                state.mailboxes.announce(seq)
+        except UnavailableError:
+            await self._announce_unwritten(state, seq)
+            raise
+        state.mailboxes.announce(seq)
 
     async def _publish_soon(self) -> None:
         """As `_publish`, but without waiting for a disk that is known to fail: the journal retries by itself."""
         if self._state.journal.failure is None:
             await self._publish()
         else:
-            self._state.mailboxes.announce(self._state.mailboxes.seq)
+            await self._announce_unwritten(self._state, self._state.mailboxes.seq)
+
+    async def _announce_unwritten(self, state: FleetState, seq: int) -> None:
+        """What no disk has is an order of the leader alone.
+
+        Raises:
+            StandbyError: another controller may lead.
+        """
+        await self._controller.leadership.confirm()
+        state.mailboxes.announce(seq)
 
     async def control(self, action: ControlAction) -> ControlReply:
         """An operator's order; answered once it is on disk."""

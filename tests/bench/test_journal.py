@@ -24,7 +24,6 @@ from tests.controller.conftest import (  # noqa: F401 - fixtures
     database,
     decision,
     place,
-    postgres_server,
 )
 from tests.controller.helpers import sample
 from tests.controller.postgres import Server
@@ -114,7 +113,7 @@ def timed_ms(work: Callable[[], object]) -> float:
 
 
 def test_half_a_minute_without_the_database(
-    postgres_server: Server,  # noqa: F811
+    postgres_server: Server,
     database: DatabasePlace,  # noqa: F811
 ) -> None:
     with controller(database.url) as one:

@@ -19,7 +19,7 @@ from controller.journal_reader import Reader
 from controller.journal_store import Store
 from controller.journal_tables import decision_row
 from controller.schema import Action, DecisionRecord, Reason
-from tests.controller.postgres import Server, running_server
+from tests.controller.postgres import Server
 
 
 def decision(number: int, t_s: float = 1.0, **fields: object) -> DecisionRecord:
@@ -30,12 +30,6 @@ def decision(number: int, t_s: float = 1.0, **fields: object) -> DecisionRecord:
 def append_decisions(journal: Journal, *numbers: int) -> None:
     for number in numbers:
         journal.append("decisions", decision_row(decision(number, t_s=float(number))))
-
-
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[Server]:
-    with running_server() as server:
-        yield server
 
 
 class Place(Protocol):
