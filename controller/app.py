@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -64,9 +64,8 @@ def _build_contending(settings: ControllerSettings, clock: Clock, url: DatabaseU
     from controller.succession import FleetSeat
 
     database = Database(url)
-    reader = database.reader()
-    restore_run_id(settings, reader.meta())
-    reader.close()
+    with closing(database.reader()) as reader:
+        restore_run_id(settings, reader.meta())
     holder = f"{socket.gethostname()}-{secrets.token_hex(4)}"
     make_lock = partial(LeaderLock, database, holder=holder, url=settings.advertise_url, failover_s=settings.failover_s)
     contender = Contender(make_lock, failover_s=settings.failover_s)
@@ -96,7 +95,7 @@ def _build(
         finally:
             # The lead last: what is queued can only be written while it is this one's.
             if controller.has_state:
-                controller.state.close()
+                controller.state.journal.close()
             if contender is not None:
                 contender.close()
 

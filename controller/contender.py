@@ -117,7 +117,8 @@ class Contender:
         await self._ask(self._lock.connect)
         while not exit_event.is_set():
             sent_s = time.monotonic()
-            standing = await self._ask(partial(self._lock.try_win, self.term))
+            # What is not restored is begun anew, under a term of its own: its batches are numbered from the first.
+            standing = await self._ask(partial(self._lock.try_win, self.term if self._restored else None))
             self._trouble = None
             if self._leader is None or (standing.won, standing.term) != (self._leader.won, self._leader.term):
                 logger.info("lead won=%s term=%d holder=%s", standing.won, standing.term, standing.holder)

@@ -240,8 +240,10 @@ class Journal:
         try:
             num = self._store.prune(table, before_s, limit=PRUNED_ROWS)
             self.num_pruned[table] += num
-            done = num < PRUNED_ROWS and (len(self._pruning) > 1 or not self._store.tidy())
-            self.size_bytes = self._store.size_bytes()
+            is_last = len(self._pruning) == 1
+            done = num < PRUNED_ROWS and not (is_last and self._store.tidy())
+            if done and is_last:
+                self.size_bytes = self._store.size_bytes()
         except Exception as exc:  # noqa: BLE001 - as for a commit
             self.num_failures += 1
             logger.warning("journal cannot be pruned, trying again later journal=%s error=%s", self.name, exc)

@@ -27,6 +27,8 @@ from controller.journal_tables import LOG_TABLES, ROUND_NUMBER, SCHEMA_VERSION, 
 from service.errors import ConfigError
 
 SCHEMA = "wadiloco"
+LOCK_CLASS = 0x57444C43
+"""Of our advisory locks in the database ("WDLC"): 1 is the leader's, 2 that of a migration."""
 OLDEST_SERVER = 140000
 """PostgreSQL 14 brought idle_session_timeout, by which a leader that hangs loses its lock."""
 CONNECT_S = 3
@@ -168,7 +170,7 @@ class Database:
         """Nothing is written before it is known that it can be and whose it is."""
         self._check_server(connection)
         # Two controllers may start at once.
-        connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('wadiloco migration'))")
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK_CLASS}, 2)")
         found = {str(name) for (name,) in connection.exec_driver_sql(_FIND_TABLES, (SCHEMA,))}
         if not found and connection.exec_driver_sql(_FIND_SCHEMA, (SCHEMA,)).scalar_one() is None:
             connection.exec_driver_sql(f"CREATE SCHEMA {SCHEMA}")
@@ -222,9 +224,10 @@ class PostgresStore:
         self._database = database
         self._term = term
         self._engine = database.engine(statement_s=WRITE_S, size=1)
+        self._reader = database.reader()
 
     def reader(self) -> Reader:
-        return self._database.reader()
+        return self._reader
 
     def write(self, batch: Batch) -> None:
         with self._fenced(batch.number) as connection:
@@ -256,6 +259,7 @@ class PostgresStore:
         return None
 
     def close(self) -> None:
+        self._reader.close()
         self._engine.dispose()
 
     def release(self) -> None:

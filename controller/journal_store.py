@@ -51,10 +51,11 @@ class Store(Protocol):
         """What an operator looks at when it fails."""
 
     def reader(self) -> Reader:
-        """Reads beside the writer, from any thread."""
+        """Reads beside the writer, from any thread, until the store is closed."""
 
     def write(self, batch: Batch) -> None:
-        """Write all of it or nothing; writing a batch that was written already changes nothing."""
+        """Write all of it or nothing. Where a failure can leave open which, a batch that was written is known by its
+        number, and not written again."""
 
     def prune(self, table: str, before_s: float, *, limit: int) -> int:
         """Drop at most ``limit`` of the oldest rows of a log; how many it were."""

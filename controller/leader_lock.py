@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from controller.journal_postgres import Database
+from controller.journal_postgres import LOCK_CLASS, Database
 from controller.journal_store import StoreError
 
 _ENDED = "the session that held the lock has ended"
-_TRY = "SELECT pg_try_advisory_lock(hashtext('wadiloco leader'))"
+_TRY = f"SELECT pg_try_advisory_lock({LOCK_CLASS}, 1)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,16 +125,6 @@ class FleetState:
             self.sample_log.forget(server_id)
             self.journal.forget("servers", server_id)
 
-    def close(self) -> None:
-        """Write what is queued, and let go of the journal."""
-        self.journal.close()
-        self.reader.close()
-
-    def close_soon(self) -> None:
-        """Let go of the journal without waiting for it."""
-        self.journal.close_soon()
-        self.reader.close()
-
     def count_syncs(self, now_s: float) -> None:
         """Count the outer steps that have become known."""
         told = self.version if self.registry.version is not None or self.rounds.version > 0 else None

@@ -55,9 +55,9 @@ class FleetSeat:
         if self._controller.has_state:
             state = self._controller.drop_state()
             state.mailboxes.close()
-            state.close_soon()
+            state.journal.close_soon()
 
 
 def _discard(restoring: asyncio.Future[FleetState]) -> None:
     if not restoring.cancelled() and restoring.exception() is None:
-        restoring.result().close_soon()
+        restoring.result().journal.close_soon()

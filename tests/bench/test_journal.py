@@ -11,6 +11,7 @@ import signal
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 
@@ -118,8 +119,8 @@ def test_half_a_minute_without_the_database(
 ) -> None:
     with controller(database.url) as one:
         eventually(lambda: leads(one), "the lead")
-        stream = Stream([one.url])
-        live_without_database(postgres_server, database, stream, one, away_s=30.0)
+        with closing(Stream([one.url])) as stream:
+            live_without_database(postgres_server, database, stream, one, away_s=30.0)
         print(f"\nlongest time without an answer: {stream.longest_gap_s:.1f} s, {stream.round} rounds, none lost")
 
 
@@ -127,8 +128,7 @@ def test_half_a_minute_without_the_database(
 def test_how_long_a_takeover_takes(database: DatabasePlace, how: str) -> None:  # noqa: F811
     with controller(database.url) as first:
         eventually(lambda: leads(first), "the first lead")
-        with controller(database.url) as second:
-            stream = Stream([first.url, second.url])
+        with controller(database.url) as second, closing(Stream([first.url, second.url])) as stream:
             eventually(lambda: stream.round >= 5, "rounds")
             stopped_s = time.monotonic()
             os.kill(first.child.pid, getattr(signal, how))

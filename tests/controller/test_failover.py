@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import httpx
@@ -35,6 +35,7 @@ class Stream:
         self._peers = Peers(urls)
         self._http = httpx.Client(timeout=3, trust_env=False)
         self._stop = threading.Event()
+        self._closed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._epoch = 0
         self._seq = 0
@@ -55,14 +56,20 @@ class Stream:
         self._stop.set()
         self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive(), "a sync was not acknowledged"
-        self._http.close()
         if self.failure is not None:
             raise self.failure
+
+    def close(self) -> None:
+        """End, whatever is acknowledged."""
+        self._closed = True
+        self._stop.set()
+        self._thread.join(DEADLINE_S)
+        self._http.close()
 
     def _run(self) -> None:
         last_s = time.monotonic()
         try:
-            while not self._stop.wait(PERIOD_S) or self._pending:
+            while not self._stop.wait(PERIOD_S) or (self._pending and not self._closed):
                 if self._live():
                     now_s = time.monotonic()
                     self.longest_gap_s, last_s = max(self.longest_gap_s, now_s - last_s), now_s
@@ -138,7 +145,7 @@ class Pair:
                 eventually(lambda: leads(started[0]), "the first lead")
         self.first, self.second = started
         self.stream = Stream([one.url for one in started])
-        stack.callback(self.stream._stop.set)
+        stack.callback(self.stream.close)
 
 
 def leads(process: Process) -> bool:
@@ -260,11 +267,8 @@ def test_a_database_that_is_away_is_named_and_costs_nothing_that_was_acknowledge
 ) -> None:
     with controller(database.url, *FAILOVER) as one:
         eventually(lambda: leads(one), "the lead")
-        stream = Stream([one.url])
-        try:
+        with closing(Stream([one.url])) as stream:
             live_without_database(postgres_server, database, stream, one, away_s=1.0)
-        finally:
-            stream._stop.set()
 
 
 def test_a_database_that_hangs_hangs_no_answer(postgres_server: Server, database: DatabasePlace) -> None:
@@ -284,7 +288,7 @@ def test_a_database_that_hangs_hangs_no_answer(postgres_server: Server, database
             check_that_nothing_is_lost(database, stream, one)
         finally:
             postgres_server.thaw()
-            stream._stop.set()
+            stream.close()
 
 
 def test_a_wrong_database_ends_the_start_with_one_message(postgres_server: Server) -> None:
