@@ -135,7 +135,13 @@ class Database:
         }
         url = make_url(self.url.get_secret_value()).set(drivername="postgresql+psycopg")
         return create_engine(
-            url, pool_size=size, max_overflow=0, pool_timeout=statement_s, pool_pre_ping=True, connect_args=arguments
+            url,
+            pool_size=size,
+            max_overflow=0,
+            pool_timeout=statement_s,
+            pool_pre_ping=True,
+            hide_parameters=True,
+            connect_args=arguments,
         )
 
     def reader(self) -> PostgresReader:

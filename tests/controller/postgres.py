@@ -21,6 +21,8 @@ import pytest
 from replay.processes import free_ports
 
 OWNER = "postgres"
+USER = "runner"
+"""Who owns the databases of runs, and nothing else: a controller needs no more."""
 DEADLINE_S = 30.0
 # The one user who needs a password shows what happens without it.
 ACCESS = "host all locked 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n"
@@ -45,7 +47,7 @@ class Server:
     port: int
     _names: Iterator[int] = field(default_factory=count)
 
-    def url(self, database: str, *, user: str = OWNER, password: str | None = None) -> str:
+    def url(self, database: str, *, user: str = USER, password: str | None = None) -> str:
         login = user if password is None else f"{user}:{password}"
         return f"postgresql://{login}@127.0.0.1:{self.port}/{database}"
 
@@ -53,11 +55,12 @@ class Server:
         """A new database, and its name."""
         name = f"run_{next(self._names)}"
         locale = "LC_COLLATE 'C' LC_CTYPE 'C'"
-        self.execute(f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0 {locale}")
+        self.execute(f"CREATE DATABASE {name} OWNER {USER} ENCODING '{encoding}' TEMPLATE template0 {locale}")
         return name
 
     def execute(self, statement: str, *, database: str = "postgres") -> None:
-        with psycopg.connect(self.url(database), autocommit=True) as connection:
+        """As the server's owner."""
+        with psycopg.connect(self.url(database, user=OWNER), autocommit=True) as connection:
             connection.execute(statement.encode())
 
     @property
@@ -162,6 +165,7 @@ def running_server() -> Iterator[Server]:
             os.chown(folder, owner.pw_uid, owner.pw_gid)
         server.make()
         server.start()
+        server.execute(f"CREATE ROLE {USER} LOGIN")
         yield server
     finally:
         with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):

@@ -251,7 +251,7 @@ def live_without_database(server: Server, database: DatabasePlace, stream: Strea
     assert (refused.status_code, "in doubt" in refused.json()["message"]) == (503, True)
     assert one.http.get("/v1/fleet").status_code == 200
     reason = one.http.get("/readyz").json()["reason"]
-    assert "postgresql://postgres@127.0.0.1" in reason
+    assert "postgresql://runner@127.0.0.1" in reason
     assert "connection" in reason
     time.sleep(away_s)
     server.start()

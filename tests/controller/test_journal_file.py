@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from controller import journal_file
+from controller.app import build_controller_app
+from controller.config import ControllerSettings
 from controller.journal import Journal
-from controller.journal_file import APPLICATION_ID, JournalReader, SqliteStore, connect
+from controller.journal_file import APPLICATION_ID, JournalReader, Lock, SqliteStore, connect
 from controller.journal_store import Batch
 from controller.journal_tables import SCHEMA_VERSION
 from controller.records import AgentRecord, RoundEntry
@@ -158,6 +160,21 @@ def test_reading_leaves_the_writer_its_locks(path: Path) -> None:
     assert "database is locked" in tried.stderr
 
 
+def test_a_file_with_damaged_pages_is_refused_by_name(path: Path) -> None:
+    store = SqliteStore(path)
+    store.write(Batch(number=1, target=1, log={"samples": [("vllm-0", 1.0, "x" * 2000)] * 500}))
+    store.close()
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(os.urandom(size - 4096))
+    with pytest.raises((ConfigError, UnavailableError), match="malformed") as caught:
+        build_controller_app(ControllerSettings(journal=path))
+    assert caught.value.field == "--journal"
+    # It is let go of, for whoever repairs it.
+    Lock(path).release()
+
+
 @pytest.fixture
 def old_path(path: Path) -> Path:
     shutil.copy(VERSION_1, path)
@@ -210,6 +227,8 @@ DYING = """
 import os, signal, sqlite3, sys
 from pathlib import Path
 from controller import journal_file
+from controller.app import build_controller_app
+from controller.config import ControllerSettings
 real = sqlite3.connect
 def connect(*arguments, **options):
     connection = real(*arguments, **options)

@@ -233,6 +233,28 @@ def test_a_session_that_is_ended_by_an_operator_is_replaced(postgres_server: Ser
     assert [one.id for one in database.reader().decisions(since=0, limit=9)] == [1, 2]
 
 
+def test_a_permission_that_is_taken_away_is_a_counted_failure_and_made_up_for(
+    postgres_server: Server, database: DatabasePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "RETRY_S", 0.05)
+    journal = Journal(database.open_store())
+
+    async def live_through_it() -> None:
+        database.execute("REVOKE ALL ON decisions FROM runner")
+        append_decisions(journal, 1)
+        with pytest.raises(UnavailableError, match="permission denied") as caught:
+            await journal.commit()
+        assert caught.value.field == "--journal"
+        database.execute("GRANT ALL ON decisions TO runner")
+        while journal.failure is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+    asyncio.run(asyncio.wait_for(live_through_it(), 20))
+    assert journal.num_failures >= 1
+    journal.close()
+    assert [one.id for one in database.reader().decisions(since=0, limit=9)] == [1]
+
+
 def test_a_full_disk_is_a_counted_failure_and_made_up_for(
     postgres_server: Server, database: DatabasePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
