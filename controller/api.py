@@ -11,7 +11,9 @@ from fastapi.routing import APIRoute
 from prometheus_client import Counter
 
 from controller import examples
+from controller.control import Operator
 from controller.core import Controller
+from controller.export.api import build_export_router
 from controller.loop import Loop
 from controller.schema import (
     AgentLease,
@@ -27,6 +29,7 @@ from controller.schema import (
     HeartbeatReply,
     IslandStatus,
     PolicySpec,
+    RecoveryPage,
     RoundPage,
     SampleBatch,
     SampleReceipt,
@@ -43,7 +46,8 @@ Instance = Annotated[str, Query(min_length=1, max_length=64, description="The pr
 def build_router(controller: Controller, loop: Loop) -> APIRouter:
     router = APIRouter(prefix="/v1")
     _add_fleet_routes(router, controller)
-    _add_operator_routes(router, controller, loop)
+    _add_operator_routes(router, controller, Operator(controller, loop))
+    router.include_router(build_export_router(controller))
     agents = APIRouter(route_class=counting_route(controller.metrics.reports))
     _add_agent_routes(agents, controller)
     router.include_router(agents)
@@ -94,6 +98,16 @@ def _add_fleet_routes(router: APIRouter, controller: Controller) -> None:
     ) -> DecisionPage:
         return await controller.decisions(since=since, limit=limit)
 
+    @router.get("/recoveries", tags=["views"], summary="What was lost and how it came back, oldest first")
+    async def get_recoveries(
+        since: Annotated[
+            int | None,
+            Query(ge=0, le=MAX_NUMBER, description="Only records with a higher id; without it the newest ones."),
+        ] = None,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    ) -> RecoveryPage:
+        return await controller.recoveries(since=since, limit=limit)
+
     @router.get("/rounds", tags=["views"], summary="The newest outer rounds, oldest first")
     async def get_rounds(limit: Annotated[int, Query(ge=1, le=1000)] = 1000) -> RoundPage:
         return controller.rounds(limit=limit)
@@ -128,7 +142,7 @@ def _add_agent_routes(router: APIRouter, controller: Controller) -> None:
         await controller.leave(agent_id, instance)
 
 
-def _add_operator_routes(router: APIRouter, controller: Controller, loop: Loop) -> None:
+def _add_operator_routes(router: APIRouter, controller: Controller, operator: Operator) -> None:
     @router.get("/policy", tags=["operator"], summary="The policy in force")
     async def get_policy() -> PolicySpec:
         return controller.state.policy_spec
@@ -145,8 +159,8 @@ def _add_operator_routes(router: APIRouter, controller: Controller, loop: Loop) 
     async def put_budget(spec: Annotated[BudgetSpec, Body(openapi_examples=examples.BUDGET)]) -> BudgetStatus:
         return await controller.set_budget(spec)
 
-    @router.post("/control", tags=["operator"], summary="Pause, resume, or sync now")
+    @router.post("/control", tags=["operator"], summary="Pause, resume, sync now, drain, swap; or what that would do")
     async def post_control(
         request: Annotated[ControlRequest, Body(openapi_examples=examples.CONTROL)],
     ) -> ControlReply:
-        return await loop.control(request.action)
+        return await operator.obey(request)

@@ -15,11 +15,16 @@ from controller.api import build_router
 from controller.clock import Clock, steady_clock
 from controller.config import ControllerSettings
 from controller.core import Controller
+from controller.dashboard.service import Dashboard
 from controller.database_url import DatabaseUrl
+from controller.headroom import CostSource
+from controller.headroom_monitor import EVERY_S as HEADROOM_EVERY_S
 from controller.journal import Journal
+from controller.lab_api import build_lab_router
 from controller.leadership import RETRY_AFTER_S, StandbyError
 from controller.loop import Loop
 from controller.metrics import FleetCollector, Metrics
+from controller.refusals import CountRefusals
 from controller.state import FleetState, restore_run_id
 from service.app import build_app, error_response
 from service.extras import require_extra
@@ -33,7 +38,9 @@ DESCRIPTION = "Decides when the islands of one fleet sync: registry, policy, bud
 MAX_BODY_BYTES = 64 << 20
 
 
-def build_controller_app(settings: ControllerSettings, *, clock: Clock | None = None) -> FastAPI:
+def build_controller_app(
+    settings: ControllerSettings, *, clock: Clock | None = None, costs: CostSource | None = None
+) -> FastAPI:
     """Open the journal and build the application; its lifespan closes the journal.
 
     With a file the state is restored here, with a database when the lead is won.
@@ -45,17 +52,19 @@ def build_controller_app(settings: ControllerSettings, *, clock: Clock | None = 
     """
     clock = clock or steady_clock()
     if isinstance(settings.journal, DatabaseUrl):
-        return _build_contending(settings, clock, settings.journal)
+        return _build_contending(settings, clock, settings.journal, costs)
     journal = Journal(settings.journal)
     try:
         state = FleetState(settings, journal, now_s=clock())
     except BaseException:
         journal.close()
         raise
-    return _build(settings, Controller(state, Metrics(), clock))
+    return _build(settings, Controller(state, Metrics(), clock, costs=costs))
 
 
-def _build_contending(settings: ControllerSettings, clock: Clock, url: DatabaseUrl) -> FastAPI:
+def _build_contending(
+    settings: ControllerSettings, clock: Clock, url: DatabaseUrl, costs: CostSource | None
+) -> FastAPI:
     require_extra("postgres")
     # Only here: a controller with a file needs none of it.
     from controller.contender import Contender
@@ -69,7 +78,7 @@ def _build_contending(settings: ControllerSettings, clock: Clock, url: DatabaseU
     holder = f"{socket.gethostname()}-{secrets.token_hex(4)}"
     make_lock = partial(LeaderLock, database, holder=holder, url=settings.advertise_url, failover_s=settings.failover_s)
     contender = Contender(make_lock, failover_s=settings.failover_s)
-    controller = Controller(None, Metrics(), clock, contender)
+    controller = Controller(None, Metrics(), clock, leadership=contender, costs=costs)
     return _build(settings, controller, contender, FleetSeat(controller, settings, database, clock))
 
 
@@ -77,6 +86,7 @@ def _build(
     settings: ControllerSettings, controller: Controller, contender: Contender | None = None, seat: Seat | None = None
 ) -> FastAPI:
     loop = Loop(controller)
+    dashboard = Dashboard(controller)
     controller.metrics.registry.register(FleetCollector(controller.gauges, controller.leadership))
 
     @asynccontextmanager
@@ -87,9 +97,11 @@ def _build(
                 controller.state.mailboxes.close()
 
         tasks.start("release polls", release_polls)
+        dashboard.start(tasks)
         if contender is not None and seat is not None:
             tasks.start("lead", partial(contender.run, tasks.exit, seat))
         tasks.start("decide", lambda: every(settings.tick_s, tasks.exit, loop.tick))
+        tasks.start("headroom", lambda: every(HEADROOM_EVERY_S, tasks.exit, loop.refresh_headroom))
         try:
             yield
         finally:
@@ -107,9 +119,13 @@ def _build(
         description=DESCRIPTION,
         max_body_bytes=MAX_BODY_BYTES,
     )
+    app.add_middleware(CountRefusals, refusals=controller.metrics.refusals)
     app.add_exception_handler(StandbyError, answer_standby)
-    app.include_router(build_router(controller, loop), dependencies=[Depends(leader_only(controller))])
+    for router in (build_router(controller, loop), build_lab_router(controller), dashboard.router):
+        app.include_router(router, dependencies=[Depends(leader_only(controller))])
+    app.state.loop = loop
     app.state.controller = controller
+    app.state.dashboard = dashboard
     return app
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic_settings import NoDecode
 
 from controller.budget import check_budget
 from controller.database_url import DatabaseUrl, is_database_url, parse_database_url
 from controller.policy import PolicyContext, make_policy
+from controller.policy_words import check_shadows, parse_policy
 from controller.schema import MAX_BUDGET_S, MAX_BUDGET_SYNCS, BudgetSpec, PolicySpec
 from service.errors import InputError
 from service.settings import ServiceSettings
@@ -18,6 +20,13 @@ from service.settings import ServiceSettings
 HEARTBEATS_PER_LEASE = 10
 # Silence after which a new process may take over the same agent id without waiting for the lease to end.
 HEARTBEATS_UNTIL_TAKEOVER = 3
+
+
+def _split(value: Any) -> Any:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+CommaSeparated = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 
 class ControllerSettings(ServiceSettings):
@@ -39,6 +48,8 @@ class ControllerSettings(ServiceSettings):
     """no_sync, fixed_h, pressure_gate, random_deferral or wa_diloco."""
     policy_params: dict[str, float | int] = Field(default_factory=dict)
     """Parameters of the policy, for example h=256."""
+    shadow_policies: CommaSeparated = ()
+    """Policies that run beside it, journalled and never enforced: NAME or NAME:PARAM=VALUE:..., comma-separated."""
     min_h: int = Field(default=128, ge=1)
     """Inner steps before which no policy syncs."""
     max_h: int = Field(default=512, ge=1)
@@ -98,6 +109,10 @@ class ControllerSettings(ServiceSettings):
         return PolicySpec(name=self.policy, params=self.policy_params)
 
     @property
+    def shadow_specs(self) -> tuple[PolicySpec, ...]:
+        return tuple(parse_policy(text, field="shadow_policies") for text in self.shadow_policies)
+
+    @property
     def policy_context(self) -> PolicyContext:
         return PolicyContext(min_h=self.min_h, max_h=self.max_h, seed=self.seed)
 
@@ -116,6 +131,7 @@ class ControllerSettings(ServiceSettings):
         try:
             check_budget(self.budget_spec)
             make_policy(self.policy_spec, self.policy_context)
+            check_shadows(self.shadow_specs, self.policy_context)
         except InputError as exc:
             raise ValueError(str(exc)) from exc
         return self

@@ -9,9 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 
 from controller.budget import check_budget, is_over
 from controller.clock import Clock
+from controller.dashboard.recent import Recent, read_recent
+from controller.handover import Handover
+from controller.headroom import CostSource
+from controller.lab import Lab
+from controller.lab_metrics import LabCollector, LabMetrics
 from controller.leadership import Leadership, SoleLeader
 from controller.metrics import Gauges, Metrics
 from controller.nonsense import check_heartbeat
@@ -33,32 +39,68 @@ from controller.schema import (
     HeartbeatReply,
     IslandStatus,
     PolicySpec,
+    Recovery,
+    RecoveryPage,
+    RecoveryRecord,
     RejectedSample,
     RoundPage,
     SampleBatch,
     SampleReceipt,
 )
 from controller.state import FleetState
-from controller.view import build_view
+from controller.view import bind_servers, build_view
 from service.errors import ConflictError, InputError, UnavailableError
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenure:
+    """What a controller has while it has the state."""
+
+    state: FleetState
+    lab: Lab
+    recent: Recent
 
 
 class Controller:
     """The operations behind the HTTP endpoints."""
 
     def __init__(
-        self, state: FleetState | None, metrics: Metrics, clock: Clock, leadership: Leadership | None = None
+        self,
+        state: FleetState | None,
+        metrics: Metrics,
+        clock: Clock,
+        *,
+        leadership: Leadership | None = None,
+        costs: CostSource | None = None,
     ) -> None:
-        self._state = state
         self.metrics = metrics
         self.clock = clock
         self.leadership = leadership or SoleLeader()
+        self._costs = costs
+        self._lab_metrics = LabMetrics(metrics.registry)
+        metrics.registry.register(
+            LabCollector(
+                lambda: self.lab.headroom.latest if self.has_state else None,
+                lambda: self.lab.running_block if self.has_state else None,
+            )
+        )
+        self._tenure = self.prepare(state) if state is not None else None
+        self.handover = Handover(self)
+
+    def prepare(self, state: FleetState) -> Tenure:
+        """All that is restored with a state; it reads the journal, and so may block."""
+        lab = Lab(state, self._lab_metrics, self.clock, costs=self._costs)
+        return Tenure(state=state, lab=lab, recent=read_recent(state))
+
+    def enter(self, tenure: Tenure | None) -> None:
+        """Work on this from now on; on nothing, while another controller leads."""
+        self._tenure = tenure
 
     @property
     def has_state(self) -> bool:
-        return self._state is not None
+        return self._tenure is not None
 
     @property
     def state(self) -> FleetState:
@@ -67,17 +109,23 @@ class Controller:
         Raises:
             StandbyError: another controller has it.
         """
-        if self._state is None:
+        return self._held.state
+
+    @property
+    def lab(self) -> Lab:
+        """As `state`."""
+        return self._held.lab
+
+    @property
+    def recent(self) -> Recent:
+        """As `state`."""
+        return self._held.recent
+
+    @property
+    def _held(self) -> Tenure:
+        if self._tenure is None:
             raise self.leadership.refusal
-        return self._state
-
-    @state.setter
-    def state(self, state: FleetState) -> None:
-        self._state = state
-
-    def drop_state(self) -> FleetState:
-        state, self._state = self.state, None
-        return state
+        return self._tenure
 
     def check_leads(self) -> None:
         """Raises `StandbyError` unless this controller may decide and promise."""
@@ -95,22 +143,27 @@ class Controller:
         """Judge each sample alone; returns once the good ones are on disk, if it can be written."""
         now_s = self.clock()
         rejected = []
+        accepted = []
         for index, raw in enumerate(batch.samples):
             verdict = self.state.samples.offer(raw, now_s)
             self.metrics.samples.labels(verdict.outcome).inc()
             if verdict.outcome is not SampleOutcome.ACCEPTED:
                 rejected.append(RejectedSample(index=index, reason=verdict.outcome, detail=verdict.detail[:500]))
             elif verdict.sample is not None:
+                accepted.append(verdict.sample)
+                self.recent.history.add(verdict.sample)
                 body = verdict.sample.model_dump_json(exclude_none=True)
                 if self.state.sample_log.is_due(verdict.sample):
                     self.state.journal.append("samples", (verdict.sample.server_id, verdict.sample.t_s, body))
                 self.state.journal.put("servers", verdict.sample.server_id, body)
+        self.lab.observe(accepted)
         await self._try_commit()
         return SampleReceipt(accepted=len(batch.samples) - len(rejected), rejected=rejected)
 
     async def register(self, request: AgentRegistration) -> AgentLease:
         epoch = self.state.registry.epoch
         agent = self.state.registry.register(request, now_s=self.clock())
+        self.note_recoveries(self.clock())
         if self.state.registry.epoch != epoch:
             logger.info("member agent=%s slot=%s epoch=%d", agent.agent_id, agent.slot, self.state.registry.epoch)
         directive_seq = self.state.mailboxes.seq
@@ -141,7 +194,7 @@ class Controller:
     def _repeat_open_sync(self, agent: AgentRecord) -> None:
         """Send the directive of a round that waits for this slot anew: under a new lease its old epoch is void."""
         awaiting = self.state.rounds.open
-        if awaiting is None or awaiting.directed_s is None or agent.slot not in awaiting.missing:
+        if agent.slot is None or awaiting is None or awaiting.directed_s is None or agent.slot not in awaiting.missing:
             return
         self.state.mailboxes.write(
             agent.agent_id,
@@ -192,7 +245,9 @@ class Controller:
         registry.check_epoch(agent, beat.epoch)
         check_heartbeat(beat, registry.known(agent, version=self.state.version), now_s=now_s)
         told = registry.version
-        agent = registry.beat(agent, beat, now_s=now_s)
+        before, agent = agent, registry.beat(agent, beat, now_s=now_s)
+        for record in self.state.recoveries.hear(before, agent, epoch=registry.epoch, now_s=now_s):
+            self._note_recovery(record)
         if agent.slot is not None:
             for report in beat.syncs:
                 self.state.rounds.absorb(
@@ -205,7 +260,21 @@ class Controller:
                 )
         if beat.syncs or registry.version != told:
             self.close_rounds(now_s)
+        self.handover.after_syncs(agent, beat.syncs, now_s=now_s)
         return agent
+
+    def note_recoveries(self, now_s: float) -> None:
+        """Journal what the latest changes of membership mean."""
+        for change in self.state.registry.take_changes():
+            for record in self.state.recoveries.follow(change, epoch=self.state.registry.epoch, now_s=now_s):
+                self._note_recovery(record)
+
+    def _note_recovery(self, record: Recovery) -> None:
+        self.state.keep_recovery(record)
+        self.metrics.recoveries.labels(record.kind).inc()
+        logger.info(
+            "recovery kind=%s slot=%s agent=%s epoch=%d", record.kind, record.slot, record.agent_id, record.epoch
+        )
 
     def close_rounds(self, now_s: float) -> None:
         """Close the rounds that have everything, and count them."""
@@ -231,11 +300,13 @@ class Controller:
 
     async def leave(self, agent_id: str, instance: str) -> None:
         self.state.registry.leave(agent_id, instance)
+        self.note_recoveries(self.clock())
         self.close_rounds(self.clock())
         logger.info("left agent=%s epoch=%d", agent_id, self.state.registry.epoch)
         await self.state.journal.commit()
 
     async def set_policy(self, spec: PolicySpec) -> PolicySpec:
+        self.lab.experiments.check_idle("policy")
         self.state.set_policy(spec)
         logger.info("policy set policy=%s params=%s", spec.name, spec.params)
         await self.state.journal.commit()
@@ -243,6 +314,7 @@ class Controller:
 
     async def set_budget(self, spec: BudgetSpec) -> BudgetStatus:
         check_budget(spec)
+        self.lab.experiments.check_idle("budget")
         self.state.set_budget(spec, now_s=self.clock())
         logger.info("budget set syncs=%s horizon_s=%s gap_s=%g", spec.outer_syncs, spec.horizon_s, spec.min_gap_s)
         await self.state.journal.commit()
@@ -253,6 +325,14 @@ class Controller:
             since = max(0, self.state.last_decision_id - limit)
         found = await asyncio.to_thread(self.state.reader.decisions, since=since, limit=limit)
         return DecisionPage(decisions=found, next_since=found[-1].id if found else since)
+
+    async def recoveries(self, *, since: int | None, limit: int) -> RecoveryPage:
+        reader = self.state.reader
+        if since is None:
+            since = max(0, await asyncio.to_thread(reader.last_id, "recoveries") - limit)
+        rows = await asyncio.to_thread(reader.page, "recoveries", since=since, limit=limit)
+        found = [row for row in rows if isinstance(row, RecoveryRecord)]
+        return RecoveryPage(recoveries=found, next_since=found[-1].id if found else since)
 
     def rounds(self, *, limit: int) -> RoundPage:
         return RoundPage(rounds=[entry.to_record() for entry in self.state.rounds.entries[-limit:]])
@@ -272,6 +352,7 @@ class Controller:
 
     def islands(self) -> list[IslandStatus]:
         now_s = self.clock()
+        servers_of = bind_servers(self.state.samples.views(now_s))
         return [
             IslandStatus(
                 agent_id=agent.agent_id,
@@ -282,6 +363,9 @@ class Controller:
                 alive=agent.membership is Membership.ACTIVE,
                 age_s=max(0.0, now_s - agent.last_beat_s),
                 progress=agent.progress,
+                servers=servers_of(agent.node, agent.server_id),
+                drained=agent.drained,
+                leaving=None if agent.leaving is None else agent.leaving.action,
             )
             for agent in self.state.registry.agents
         ]
@@ -295,11 +379,14 @@ class Controller:
         known, unknown = self.state.samples.num_known(now_s)
         active = [agent for agent in self.state.registry.agents if agent.membership is Membership.ACTIVE]
         ready = any(island.ready for island in view.islands)
+        servers_of = bind_servers(view.servers)
         return Gauges(
             servers_known=known,
             servers_unknown=unknown,
             islands_alive=len(view.islands),
-            agents_waiting=len(active) - len(view.islands),
+            agents_waiting=sum(agent.slot is None and not agent.drained for agent in active),
+            agents_drained=sum(agent.drained for agent in active),
+            islands_without_server=sum(not servers_of(island.node, island.server_id) for island in view.islands),
             epoch=self.state.registry.epoch,
             round=view.round,
             paused=self.state.paused,

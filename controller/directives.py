@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Iterable
 
 from controller.registry import StateStore
@@ -27,6 +28,7 @@ class Mailboxes:
         self._store = store
         self._boxes = {box.agent_id: box for box in boxes}
         self._news: dict[str, asyncio.Event] = {}
+        self._unannounced: deque[tuple[int, str]] = deque()
         self._closed = False
         self._num_interrupts = 0
         self.seq = seq
@@ -39,6 +41,7 @@ class Mailboxes:
         old = self._boxes[agent_id].directives if agent_id in self._boxes else ()
         box = Box(agent_id=agent_id, directives=(*old, directive)[-KEPT_PER_AGENT:])
         self._boxes[agent_id] = box
+        self._unannounced.append((self.seq, agent_id))
         self._store.put("directives", agent_id, box)
         self._store.put("meta", "directive_seq", str(self.seq))
         return directive
@@ -48,7 +51,10 @@ class Mailboxes:
         if seq <= self._announced:
             return
         self._announced = seq
-        self._release_all()
+        while self._unannounced and self._unannounced[0][0] <= seq:
+            event = self._news.pop(self._unannounced.popleft()[1], None)
+            if event is not None:
+                event.set()
 
     def close(self) -> None:
         """Let every poll answer now and from now on at once."""

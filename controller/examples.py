@@ -76,4 +76,10 @@ POLICY: dict[str, Example] = {
 BUDGET: dict[str, Example] = {
     "eight syncs in ten minutes": {"value": {"outer_syncs": 8, "horizon_s": 600, "min_gap_s": 20}}
 }
-CONTROL: dict[str, Example] = {"pause": {"value": {"action": "pause"}}, "sync now": {"value": {"action": "sync_now"}}}
+CONTROL: dict[str, Example] = {
+    "pause": {"value": {"action": "pause"}},
+    "sync now": {"value": {"action": "sync_now"}},
+    "what a drain would do": {"value": {"action": "drain", "slot": 0, "dry_run": True}},
+    "let a drained agent in again": {"value": {"action": "resume", "agent_id": "island-0"}},
+    "hand a slot to the longest-waiting spare, at once": {"value": {"action": "swap", "slot": 0, "when": "now"}},
+}

@@ -28,7 +28,7 @@ from pydantic import BaseModel
 
 from controller.journal_file import SqliteStore
 from controller.journal_reader import Reader
-from controller.journal_store import Batch, FencedError, Store
+from controller.journal_store import Batch, FencedError, State, Store
 from controller.journal_tables import LOG_TABLES, STATE_TABLES, Row
 from service.errors import UnavailableError
 
@@ -51,7 +51,7 @@ class Journal:
     def __init__(self, where: Path | Store) -> None:
         self._store: Store = SqliteStore(where) if isinstance(where, Path) else where
         self._wake = threading.Condition()
-        self._state: dict[str, dict[str, str | None]] = {}
+        self._state: State = {}
         self._log: dict[str, deque[Row]] = {}
         self._pending: Batch | None = None
         """In the writer's hands, or waiting for another try."""
@@ -87,16 +87,16 @@ class Journal:
 
     def put(self, table: str, key: str | int, value: BaseModel | str) -> None:
         """Queue the newest state of one key."""
-        self._set(table, str(key), value if isinstance(value, str) else value.model_dump_json())
+        self._set(table, str(key), value)
 
     def forget(self, table: str, key: str | int) -> None:
         """Queue the end of one key."""
         self._set(table, str(key), None)
 
-    def _set(self, table: str, key: str, body: str | None) -> None:
+    def _set(self, table: str, key: str, value: BaseModel | str | None) -> None:
         assert table in STATE_TABLES
         with self._wake:
-            self._state.setdefault(table, {})[key] = body
+            self._state.setdefault(table, {})[key] = value
             self._submitted += 1
 
     def append(self, table: str, row: Row) -> None:

@@ -14,13 +14,31 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from controller.journal_reader import Reader
+from controller.journal_reader import PageRow, Reader, SampleRow
 from controller.journal_store import Batch, StoreError
-from controller.journal_tables import LOG_TABLES, ROUND_NUMBER, SCHEMA_VERSION, STATE_TABLES, Row, decision_row
+from controller.journal_tables import (
+    LOG_TABLES,
+    ROUND_NUMBER,
+    SCHEMA_VERSION,
+    STATE_TABLES,
+    Row,
+    decision_row,
+    oldest_rows,
+    recovery_row,
+)
 from service.errors import ConfigError, ConflictError
 from service.files import check_regular, open_regular
 
-__all__ = ["APPLICATION_ID", "JournalReader", "SqliteStore", "connect", "decision_row"]
+__all__ = [
+    "APPLICATION_ID",
+    "JournalReader",
+    "PageRow",
+    "SampleRow",
+    "SqliteStore",
+    "connect",
+    "decision_row",
+    "recovery_row",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -43,17 +61,17 @@ CREATE INDEX IF NOT EXISTS decisions_by_time ON decisions (t_s);
     for name in STATE_TABLES
 )
 _TABLES_OF_2 = f"""
-ALTER TABLE decisions ADD COLUMN slot INTEGER;
-ALTER TABLE decisions ADD COLUMN shadow INTEGER NOT NULL DEFAULT 0;
-CREATE TABLE recoveries (
+CREATE TABLE IF NOT EXISTS recoveries (
     id INTEGER PRIMARY KEY, t_s REAL NOT NULL, slot INTEGER, agent_id TEXT NOT NULL, kind TEXT NOT NULL,
     body TEXT NOT NULL
 );
-CREATE INDEX recoveries_by_time ON recoveries (t_s);
-CREATE INDEX rounds_by_number ON rounds ({ROUND_NUMBER});
+CREATE INDEX IF NOT EXISTS recoveries_by_time ON recoveries (t_s);
+CREATE INDEX IF NOT EXISTS rounds_by_number ON rounds ({ROUND_NUMBER});
 """
 MIGRATIONS = (_TABLES_OF_1, _TABLES_OF_2)
 """At n: from version n to n + 1. A new file goes through all of them, so none is ever untried."""
+_COLUMNS_OF_2 = {"slot": "slot INTEGER", "shadow": "shadow INTEGER NOT NULL DEFAULT 0"}
+"""Of decisions. Some files of version 1 have them, and recoveries, already."""
 
 _BESIDE = ("-wal", "-shm", "-journal")
 """What SQLite keeps beside a database."""
@@ -158,7 +176,9 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _migrate(connection: sqlite3.Connection, version: int, path: Path) -> None:
-    steps = "".join(MIGRATIONS[version:])
+    present = {str(row[1]) for row in connection.execute("PRAGMA table_info(decisions)")}
+    missing = [column for name, column in _COLUMNS_OF_2.items() if name not in present]
+    steps = "".join([*MIGRATIONS[version:], *(f"ALTER TABLE decisions ADD COLUMN {column};" for column in missing)])
     marks = f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={SCHEMA_VERSION};"
     connection.executescript(f"BEGIN IMMEDIATE; {steps} {marks} COMMIT;")
     if 0 < version < SCHEMA_VERSION:
@@ -238,21 +258,16 @@ class SqliteStore:
     def write(self, batch: Batch) -> None:
         with _mapped(), self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
-            for table, rows in batch.state.items():
-                self._connection.executemany(
-                    f"INSERT OR REPLACE INTO {table} (key, body) VALUES (?, ?)",  # noqa: S608 - our own names
-                    ((key, body) for key, body in rows.items() if body is not None),
-                )
-                self._connection.executemany(
-                    f"DELETE FROM {table} WHERE key = ?",  # noqa: S608
-                    ((key,) for key, body in rows.items() if body is None),
-                )
+            for table in batch.state:
+                upsert = f"INSERT OR REPLACE INTO {table} (key, body) VALUES (?, ?)"  # noqa: S608 - our own names
+                self._connection.executemany(upsert, batch.kept(table).items())
+                delete = f"DELETE FROM {table} WHERE key = ?"  # noqa: S608
+                self._connection.executemany(delete, ((key,) for key in batch.gone(table)))
             for table, log in batch.log.items():
                 self._connection.executemany(_INSERTS[table], log)
 
     def prune(self, table: str, before_s: float, *, limit: int) -> int:
-        oldest = f"SELECT id FROM {table} WHERE t_s < ? ORDER BY t_s LIMIT ?"  # noqa: S608
-        delete = f"DELETE FROM {table} WHERE id IN ({oldest})"  # noqa: S608
+        delete = f"DELETE FROM {table} WHERE id IN ({oldest_rows(table)})"  # noqa: S608
         with _mapped():
             return self._connection.execute(delete, (before_s, limit)).rowcount
 

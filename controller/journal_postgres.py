@@ -23,7 +23,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from controller.database_url import DatabaseUrl
 from controller.journal_reader import Reader
 from controller.journal_store import Batch, FencedError, StoreError
-from controller.journal_tables import LOG_TABLES, ROUND_NUMBER, SCHEMA_VERSION, STATE_TABLES, Row
+from controller.journal_tables import LOG_TABLES, ROUND_NUMBER, SCHEMA_VERSION, STATE_TABLES, Row, oldest_rows
 from service.errors import ConfigError
 
 SCHEMA = "wadiloco"
@@ -239,10 +239,9 @@ class PostgresStore:
         with self._fenced(batch.number) as connection:
             if connection is None:
                 return
-            for table, rows in batch.state.items():
-                kept = {key: body for key, body in rows.items() if body is not None}
+            for table in batch.state:
+                kept, gone = batch.kept(table), batch.gone(table)
                 connection.exec_driver_sql(_UPSERTS[table], (list(kept), list(kept.values())))
-                gone = [key for key, body in rows.items() if body is None]
                 if gone:
                     connection.exec_driver_sql(f"DELETE FROM {table} WHERE key = ANY(%s)", (gone,))  # noqa: S608
             for table, log in batch.log.items():
@@ -250,8 +249,7 @@ class PostgresStore:
                 connection.exec_driver_sql(_INSERTS[table], tuple(columns))
 
     def prune(self, table: str, before_s: float, *, limit: int) -> int:
-        oldest = f"SELECT id FROM {table} WHERE t_s < %s ORDER BY t_s LIMIT %s"  # noqa: S608
-        delete = f"DELETE FROM {table} WHERE id IN ({oldest})"  # noqa: S608
+        delete = f"DELETE FROM {table} WHERE id IN ({oldest_rows(table)})".replace("?", "%s")  # noqa: S608
         with self._fenced() as connection:
             assert connection is not None
             return connection.exec_driver_sql(delete, (before_s, limit)).rowcount

@@ -13,13 +13,12 @@ from controller.journal_tables import (
     LOG_TABLES,
     ROUND_NUMBER,
     STATE_TABLES,
-    RecoveryRecord,
     Row,
     to_decision,
     to_recovery,
 )
 from controller.records import RoundEntry
-from controller.schema import DecisionRecord
+from controller.schema import DecisionRecord, RecoveryRecord
 from service.errors import ConfigError, UnavailableError
 from service.wire import Wire
 from sidecar.schema import LoadSample
@@ -44,7 +43,7 @@ DECISION_COLUMNS = ", ".join(LOG_TABLES["decisions"])
 PAGES = {
     "decisions": (f"SELECT {DECISION_COLUMNS} FROM decisions", "id"),  # noqa: S608 - our own names
     "samples": ("SELECT id, body FROM samples", "id"),
-    "recoveries": ("SELECT id, t_s, slot, agent_id, kind, body FROM recoveries", "id"),
+    "recoveries": ("SELECT id, body FROM recoveries", "id"),
     "rounds": (f"SELECT {ROUND_NUMBER}, body FROM rounds", ROUND_NUMBER),  # noqa: S608
 }
 """Tables that can be paged: what is read, and what it is ordered by."""
@@ -80,9 +79,7 @@ class Reader(ABC):
         return {str(key): str(body) for key, body in self._query("meta", "SELECT key, body FROM meta", ())}
 
     def last_decision_id(self) -> int:
-        ((last,),) = self._query("decisions", "SELECT coalesce(max(id), 0) FROM decisions", ())
-        assert isinstance(last, int)
-        return last
+        return self.last_id("decisions")
 
     def decisions(self, *, since: int, limit: int) -> list[DecisionRecord]:
         """Decisions with an id over ``since``, oldest first."""
@@ -106,6 +103,18 @@ class Reader(ABC):
         except ValueError as exc:
             raise unreadable_row(table, exc) from exc
 
+    def last_of_page(self, table: str, *, since: int, limit: int) -> int:
+        """The highest ``id`` of `page`; ``since`` when that is empty."""
+        _, number = PAGES[table]
+        page = f"SELECT {number} AS id FROM {table} WHERE {number} > ? ORDER BY {number} LIMIT ?"  # noqa: S608
+        query = f"SELECT coalesce(max(id), ?) FROM ({page}) AS page"  # noqa: S608
+        return self._number(table, query, (since, since, limit))
+
+    def last_id(self, table: str) -> int:
+        """The highest ``id`` of a table; 0 when it is empty."""
+        _, number = PAGES[table]
+        return self._number(table, f"SELECT coalesce(max({number}), 0) FROM {table}", ())  # noqa: S608
+
     def samples(self, *, page: int = 5000) -> Iterator[LoadSample]:
         """Every sample, oldest first; a row that this version cannot read is left out."""
         last = 0
@@ -124,6 +133,10 @@ class Reader(ABC):
     def _page(self, table: str, *, since: int, limit: int) -> list[Row]:
         select, number = PAGES[table]
         return self._query(table, f"{select} WHERE {number} > ? ORDER BY {number} LIMIT ?", (since, limit))
+
+    def _number(self, table: str, sql: str, arguments: Row) -> int:
+        ((number,),) = self._query(table, sql, arguments)
+        return _number(number)
 
     def _unreadable(self, why: str) -> UnavailableError:
         return UnavailableError(f"cannot be read: {why}", field="--journal", remedy=self._remedy)

@@ -10,8 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pydantic import BaseModel
+
 from controller.journal_reader import Reader
 from controller.journal_tables import Row
+
+State = dict[str, dict[str, BaseModel | str | None]]
+"""Table → key → newest value; models are immutable, None takes the key out."""
 
 
 class StoreError(Exception):
@@ -30,13 +35,25 @@ class Batch:
     """Running number of the process; a batch that is tried again has the same."""
     target: int
     """How many submissions are done once it is written."""
-    state: dict[str, dict[str, str | None]] = field(default_factory=dict)
-    """Table → key → body; None takes the key out."""
+    state: State = field(default_factory=dict)
     log: Mapping[str, Sequence[Row]] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
         return sum(map(len, self.state.values())) + sum(map(len, self.log.values()))
+
+    def kept(self, table: str) -> dict[str, str]:
+        """Bodies of a state table by key. Written out here and not when they were queued: of a round that a thousand
+        islands report, once."""
+        return {
+            key: value if isinstance(value, str) else value.model_dump_json()
+            for key, value in self.state[table].items()
+            if value is not None
+        }
+
+    def gone(self, table: str) -> list[str]:
+        """Keys of a state table that are taken out."""
+        return [key for key, value in self.state[table].items() if value is None]
 
 
 class Store(Protocol):
@@ -58,7 +75,10 @@ class Store(Protocol):
         number, and not written again."""
 
     def prune(self, table: str, before_s: float, *, limit: int) -> int:
-        """Drop at most ``limit`` of the oldest rows of a log; how many it were."""
+        """Drop at most ``limit`` of the oldest rows of a log; how many it were.
+
+        The newest row stays: the next one's number is one higher, and readers go on by numbers.
+        """
 
     def tidy(self) -> bool:
         """Give some of the space of what was dropped back; whether there is more to do."""

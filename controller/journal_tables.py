@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 
-from controller.schema import Action, DecisionRecord, Reason
-from service.wire import Wire
+from controller.schema import Action, DecisionRecord, Reason, Recovery, RecoveryRecord
 
 SCHEMA_VERSION = 2
 """Two added the island and the shadow of a decision, recoveries, and the order of rounds."""
@@ -41,18 +40,6 @@ ROUND_NUMBER = "CAST(key AS BIGINT)"
 Row = tuple[object, ...]
 
 
-class RecoveryRecord(Wire):
-    """One recovery of an island, as the log keeps it."""
-
-    id: int
-    t_s: float
-    slot: int | None
-    agent_id: str
-    kind: str
-    body: str
-    """JSON."""
-
-
 def decision_row(decision: DecisionRecord) -> Row:
     return (
         decision.id,
@@ -68,9 +55,8 @@ def decision_row(decision: DecisionRecord) -> Row:
     )
 
 
-def recovery_row(*, t_s: float, slot: int | None, agent_id: str, kind: str, body: str) -> Row:
-    """``body`` is JSON."""
-    return t_s, slot, agent_id, kind, body
+def recovery_row(recovery: Recovery) -> Row:
+    return recovery.t_s, recovery.slot, recovery.agent_id or "", recovery.kind.value, recovery.model_dump_json()
 
 
 def to_decision(row: Row) -> DecisionRecord:
@@ -92,4 +78,10 @@ def to_decision(row: Row) -> DecisionRecord:
 
 
 def to_recovery(row: Row) -> RecoveryRecord:
-    return RecoveryRecord.model_validate(dict(zip(RecoveryRecord.model_fields, row, strict=True)))
+    number, body = row
+    return RecoveryRecord.model_validate(json.loads(str(body)) | {"id": number})
+
+
+def oldest_rows(table: str) -> str:
+    """The numbers of at most so many rows of a log that are older than a time; the newest of all is none of them."""
+    return f"SELECT id FROM {table} WHERE t_s < ? AND id < (SELECT max(id) FROM {table}) ORDER BY t_s LIMIT ?"  # noqa: S608

@@ -12,9 +12,9 @@ from controller.journal_tables import decision_row
 from controller.policy.base import Decision, FleetView, Policy, summarize
 from controller.policy.guard import guard
 from controller.policy.rule import common_terms, fall_back
-from controller.schema import Action, ControlAction, ControlReply, DecisionRecord, DirectiveKind, Reason
+from controller.schema import Action, DecisionRecord, DirectiveKind, Reason
 from controller.state import FleetState
-from controller.view import build_view
+from controller.view import bind_servers, build_view
 from service.errors import ConflictError, UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ class Loop:
         self._controller = controller
         self._metrics = controller.metrics
         self._pruned_s = 0.0
+        self._unbound: tuple[int, ...] = ()
 
     @property
     def _state(self) -> FleetState:
@@ -63,15 +64,32 @@ class Loop:
             logger.warning(
                 "lease lost agent=%s slot=%s epoch=%d", agent.agent_id, agent.slot, self._state.registry.epoch
             )
+        self._controller.note_recoveries(now_s)
         self._controller.close_rounds(now_s)
+        self._controller.lab.before_decision(now_s)
         view = build_view(self._state, now_s)
         decision = self._decide(self._state.policy, view, now_s)
         self._enact(decision, view, now_s)
+        self._controller.lab.after_decision(view, now_s)
         if now_s - self._pruned_s >= PRUNE_EVERY_S:
             self._pruned_s = now_s
+            self._warn_unbound(view)
             self._state.forget_servers(now_s)
             self._state.journal.prune(self._state.settings.kept_since_s(now_s))
         await self._publish_soon()
+
+    async def refresh_headroom(self) -> None:
+        """Compute anew what timing is worth, if this controller leads."""
+        if self._controller.leadership.leads:
+            await self._controller.lab.refresh()
+
+    def _warn_unbound(self, view: FleetView) -> None:
+        """Say which islands no sidecar stands beside, when that has changed: they hold up every policy that looks."""
+        servers_of = bind_servers(view.servers)
+        unbound = tuple(island.slot for island in view.islands if not servers_of(island.node, island.server_id))
+        if unbound and unbound != self._unbound:
+            logger.warning("no sidecar tells of the servers of these islands, so they count as full slots=%s", unbound)
+        self._unbound = unbound
 
     def _decide(self, policy: Policy, view: FleetView, now_s: float) -> Decision:
         try:
@@ -101,6 +119,7 @@ class Loop:
             terms=dict(decision.terms),
         )
         state.journal.append("decisions", decision_row(record))
+        self._controller.recent.decisions.add(record)
         self._metrics.decisions.labels(record.policy, record.action, record.reason).inc()
         if record.action is Action.SYNC:
             self._direct(record, syncing={island.slot for island in view.islands if island.syncing})
@@ -132,7 +151,7 @@ class Loop:
                 )
         logger.info("sync directed round=%d reason=%s slots=%s", record.round, record.reason, record.slots)
 
-    async def _publish(self) -> None:
+    async def publish(self) -> None:
         """Hand out the directives once they are on disk; a disk that fails must not stop the training."""
         state = self._state
         seq = state.mailboxes.seq
@@ -144,9 +163,9 @@ class Loop:
         state.mailboxes.announce(seq)
 
     async def _publish_soon(self) -> None:
-        """As `_publish`, but without waiting for a disk that is known to fail: the journal retries by itself."""
+        """As `publish`, but without waiting for a disk that is known to fail: the journal retries by itself."""
         if self._state.journal.failure is None:
-            await self._publish()
+            await self.publish()
         else:
             await self._announce_unwritten(self._state, self._state.mailboxes.seq)
 
@@ -159,31 +178,25 @@ class Loop:
         await self._controller.leadership.confirm()
         state.mailboxes.announce(seq)
 
-    async def control(self, action: ControlAction) -> ControlReply:
-        """An operator's order; answered once it is on disk."""
-        if action is ControlAction.SYNC_NOW:
-            effect = self._sync_now()
-        else:
-            effect = self._set_paused(action is ControlAction.PAUSE)
-        logger.info("control action=%s effect=%s", action, effect)
-        await self._publish()
-        return ControlReply(action=action, effect=effect)
-
-    def _sync_now(self) -> str:
+    def sync_now(self, *, dry_run: bool) -> str:
+        """An operator's order to sync; refused for what no order can override."""
         now_s = self._controller.clock()
         view = build_view(self._state, now_s)
         group = summarize(view, now_s)
         verdict = guard(view, group, now_s)
         if verdict is not None and verdict[1] in MANUAL_OBSTACLES:
             raise ConflictError(f"cannot sync: {verdict[1]}", field="action", remedy=MANUAL_OBSTACLES[verdict[1]])
-        terms = common_terms(view, group, now_s)
-        self._enact(Decision(action=Action.SYNC, reason=Reason.MANUAL, terms=terms), view, now_s)
+        if not dry_run:
+            terms = common_terms(view, group, now_s)
+            self._enact(Decision(action=Action.SYNC, reason=Reason.MANUAL, terms=terms), view, now_s)
         return f"round {view.round} directed to {len(view.islands)} islands"
 
-    def _set_paused(self, paused: bool) -> str:
+    def set_paused(self, paused: bool, *, dry_run: bool) -> str:
+        """Hold or continue the whole run."""
         state = self._state
-        state.set_paused(paused)
-        kind = DirectiveKind.PAUSE if paused else DirectiveKind.RESUME
-        for island in state.registry.islands:
-            state.mailboxes.write(island.agent_id, kind, epoch=state.registry.epoch, t_s=self._controller.clock())
+        if not dry_run:
+            state.set_paused(paused)
+            kind = DirectiveKind.PAUSE if paused else DirectiveKind.RESUME
+            for island in state.registry.islands:
+                state.mailboxes.write(island.agent_id, kind, epoch=state.registry.epoch, t_s=self._controller.clock())
         return "training pauses, no syncs" if paused else "training and syncs go on"

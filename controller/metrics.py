@@ -26,6 +26,8 @@ class Gauges:
     servers_unknown: int
     islands_alive: int
     agents_waiting: int
+    agents_drained: int
+    islands_without_server: int
     epoch: int
     round: int
     paused: bool
@@ -45,7 +47,12 @@ class Gauges:
         """Name → help and value of the plain gauges."""
         return {
             "islands_alive": ("Islands with a slot and a lease.", self.islands_alive),
-            "agents_waiting": ("Agents with a lease and no slot.", self.agents_waiting),
+            "agents_waiting": ("Agents with a lease that wait for a slot.", self.agents_waiting),
+            "agents_drained": ("Agents with a lease that an operator drained.", self.agents_drained),
+            "islands_without_server": (
+                "Islands whose server no sidecar tells of: their load counts as full.",
+                self.islands_without_server,
+            ),
             "epoch": ("Membership changes so far.", self.epoch),
             "round": ("Version of the global parameters.", self.round),
             "paused": ("1 while the run is paused.", self.paused),
@@ -132,6 +139,10 @@ class Metrics:
     reports: Counter = field(init=False)
     rounds: Counter = field(init=False)
     leases_lost: Counter = field(init=False)
+    recoveries: Counter = field(init=False)
+    control_actions: Counter = field(init=False)
+    export_rows: Counter = field(init=False)
+    refusals: Counter = field(init=False)
     policy_failures: Counter = field(init=False)
     tick_failures: Counter = field(init=False)
     tick_seconds: Histogram = field(init=False)
@@ -142,6 +153,17 @@ class Metrics:
             "samples": _counter(self.registry, "samples", "Samples by what became of them.", ("outcome",)),
             "reports": _counter(self.registry, "reports", "Agents' reports by what became of them.", ("outcome",)),
             "rounds": _counter(self.registry, "rounds", "Rounds that closed.", ("outcome",)),
+            "recoveries": _counter(self.registry, "recoveries", "What was lost or came back, by kind.", ("kind",)),
+            "control_actions": _counter(
+                self.registry, "control_actions", "Operators' orders by what became of them.", ("action", "outcome")
+            ),
+            "export_rows": _counter(self.registry, "export_rows", "Rows exported.", ("table", "format")),
+            "refusals": _counter(
+                self.registry,
+                "refused_requests",
+                "Answers of 400 and more by what was asked for.",
+                ("family", "status"),
+            ),
             "leases_lost": _counter(self.registry, "leases_lost", "Agents that missed their lease."),
             "policy_failures": _counter(self.registry, "policy_failures", "Decisions whose policy raised."),
             "tick_failures": _counter(self.registry, "tick_failures", "Ticks that raised."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from controller.schema import BudgetSpec, PolicySpec, RoundRecord
+from controller.schema import BudgetSpec, ControlAction, PolicySpec, RoundRecord
 from diloco.schema import Progress, SyncOutcome, SyncReport
 from service.wire import Wire
 
@@ -15,6 +15,15 @@ class Membership(StrEnum):
     LOST = "lost"
     """Missed its lease; its slot is kept for it for a while."""
     LEFT = "left"
+
+
+class Leaving(Wire):
+    """An order that waits for the agent's next outer sync."""
+
+    action: ControlAction
+    """`drain` or `swap`."""
+    to_agent: str | None = None
+    """The spare that is to take the slot; None leaves it to the one that waits longest."""
 
 
 class AgentRecord(Wire):
@@ -43,6 +52,13 @@ class AgentRecord(Wire):
     resume_told_s: float | None = None
     progress_current: bool = False
     """False when a sync ended since the last progress: steps since sync are not known until the next."""
+    drained: bool = False
+    """It gets no slot until an operator resumes it."""
+    leaving: Leaving | None = None
+
+    @property
+    def active(self) -> bool:
+        return self.membership is Membership.ACTIVE
 
 
 class SlotReport(Wire):
@@ -86,7 +102,8 @@ class RoundEntry(Wire):
 
     @property
     def missing(self) -> tuple[int, ...]:
-        return tuple(slot for slot in self.expected if slot not in self.reported)
+        reported = self.reported
+        return tuple(slot for slot in self.expected if slot not in reported)
 
     @property
     def began_s(self) -> float:

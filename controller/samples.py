@@ -6,13 +6,14 @@ Everything else is unknown, and unknown is full.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 from pydantic import ValidationError
 
 from controller.policy.base import ServerView
+from controller.sample_limits import find_absurd
 from controller.schema import ServerStatus
 from sidecar.schema import EngineState, LoadSample
 
@@ -33,6 +34,8 @@ class SampleOutcome(StrEnum):
 
     ACCEPTED = "accepted"
     INVALID = "invalid"
+    ABSURD = "absurd"
+    """A value that no server has."""
     FROM_FUTURE = "from_future"
     TOO_OLD = "too_old"
     DUPLICATE = "duplicate"
@@ -62,6 +65,9 @@ class SampleBook:
             first = exc.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             return Verdict(SampleOutcome.INVALID, detail=f"{where}: {first['msg']}")
+        absurd = find_absurd(sample)
+        if absurd is not None:
+            return Verdict(SampleOutcome.ABSURD, detail=absurd)
         outcome = self._judge(sample, now_s)
         if outcome is SampleOutcome.ACCEPTED:
             self._latest[sample.server_id] = sample
@@ -107,6 +113,17 @@ class SampleBook:
             )
             for _, sample in sorted(self._latest.items())
         ]
+
+    def newest(self, now_s: float) -> Iterator[tuple[LoadSample, bool]]:
+        """The newest sample of each server, and whether its load is known."""
+        return ((sample, self._is_known(sample, now_s)) for sample in self._latest.values())
+
+    @property
+    def server_ids(self) -> Collection[str]:
+        return self._latest.keys()
+
+    def find(self, server_id: str) -> LoadSample | None:
+        return self._latest.get(server_id)
 
     def num_known(self, now_s: float) -> tuple[int, int]:
         """How many servers' load is known, and how many's is not."""

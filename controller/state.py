@@ -13,12 +13,14 @@ from controller.budget import check_budget, new_period, with_sync_spent, with_sy
 from controller.config import ControllerSettings
 from controller.directives import Box, Mailboxes
 from controller.journal import Journal
+from controller.journal_tables import recovery_row
 from controller.policy import make_policy
 from controller.records import AgentRecord, Configured, RoundEntry
-from controller.registry import LeaseTerms, Registry
+from controller.recoveries import RecoveryBook
+from controller.registry import LeaseTerms, LiveSlots, Registry
 from controller.rounds import KEPT_ROUNDS, RoundBook
 from controller.samples import SampleBook, SampleLog
-from controller.schema import BudgetSpec, BudgetStatus, PolicySpec
+from controller.schema import BudgetSpec, BudgetStatus, PolicySpec, Recovery
 from service.errors import ConfigError, InputError
 from sidecar.schema import LoadSample
 
@@ -43,6 +45,8 @@ class FleetState:
         self.run_started_s = float(meta.get("run_started_s", now_s))
         self.paused = meta.get("paused") == "1"
         self.last_decision_id = reader.last_decision_id()
+        agents = reader.values("agents", AgentRecord)
+        self.recoveries = RecoveryBook(last_number=int(meta.get("recovery_number", 0)), agents=agents)
         self.registry = Registry(
             journal,
             LeaseTerms(
@@ -52,9 +56,12 @@ class FleetState:
             ),
             # A fresh journal must outrank what earlier ones gave out, which the synchronizer still knows.
             epoch=int(meta.get("epoch", now_s)),
-            agents=reader.values("agents", AgentRecord),
+            agents=agents,
         )
         self.registry.grace(now_s)
+        if meta:
+            seen_s = max((agent.last_beat_s for agent in agents), default=None)
+            self.keep_recovery(self.recoveries.restarted(lost_s=seen_s, epoch=self.registry.epoch, now_s=now_s))
         self.samples = SampleBook(reader.values("servers", LoadSample), stale_after_s=settings.stale_after_s)
         self.sample_log = SampleLog(settings.journal_samples_every_s)
         self.rounds = RoundBook(
@@ -106,6 +113,10 @@ class FleetState:
             return []
         return found
 
+    def keep_recovery(self, recovery: Recovery) -> None:
+        self.journal.append("recoveries", recovery_row(recovery))
+        self.journal.put("meta", "recovery_number", str(self.recoveries.last_number))
+
     def set_policy(self, spec: PolicySpec) -> None:
         """Raises `InputError` when there is no such policy."""
         self.policy = make_policy(spec, self.settings.policy_context)
@@ -114,6 +125,10 @@ class FleetState:
 
     def set_budget(self, spec: BudgetSpec, *, now_s: float) -> None:
         self._keep_budget(new_period(spec, now_s=now_s, last_sync_s=self.budget.last_sync_s))
+
+    def resume_budget(self, budget: BudgetStatus) -> None:
+        """Go on with an earlier period as it was left; the gap to the last sync holds."""
+        self._keep_budget(budget.model_copy(update={"last_sync_s": self.budget.last_sync_s}))
 
     def set_paused(self, paused: bool) -> None:
         self.paused = paused
@@ -128,9 +143,8 @@ class FleetState:
     def count_syncs(self, now_s: float) -> None:
         """Count the outer steps that have become known."""
         told = self.version if self.registry.version is not None or self.rounds.version > 0 else None
-        for entry in self.rounds.collect_spent(
-            told, policy=self.policy.name, now_s=now_s, applied_s=self._applied_s(told)
-        ):
+        applied_s = self._applied_s(told) if told != self.rounds.counted_to else None
+        for entry in self.rounds.collect_spent(told, policy=self.policy.name, now_s=now_s, applied_s=applied_s):
             started_s = entry.began_s
             budget = with_sync_started(self.budget, started_s)
             # A round that began before the period was set belongs to the one before.
@@ -138,7 +152,7 @@ class FleetState:
 
     def _applied_s(self, version: int | None) -> float | None:
         """When the outer step to a version was applied, as its islands tell."""
-        told = [agent.progress for agent in self.registry.agents if agent.progress is not None]
+        told = [agent.progress for agent in self.registry.records.values() if agent.progress is not None]
         times_s = [p.last_sync_at_s for p in told if p.round == version and p.last_sync_at_s is not None]
         return min(times_s, default=None)
 
@@ -152,13 +166,9 @@ class FleetState:
         return max(self.rounds.version, self.registry.version or 0)
 
     @property
-    def live_slots(self) -> dict[int, int | None]:
+    def live_slots(self) -> LiveSlots:
         """Slots of live islands, and the version that each trains from (None while it has not said)."""
-        return {
-            island.slot: island.progress.round if island.progress is not None and island.progress_current else None
-            for island in self.registry.islands
-            if island.slot is not None
-        }
+        return self.registry.live_slots
 
 
 def _read_configured(meta: dict[str, str]) -> Configured | None:

@@ -7,7 +7,7 @@ from functools import partial
 
 from controller.clock import Clock
 from controller.config import ControllerSettings
-from controller.core import Controller
+from controller.core import Controller, Tenure
 from controller.journal import Journal
 from controller.journal_postgres import Database, PostgresStore
 from controller.journal_store import StoreError
@@ -28,17 +28,17 @@ class FleetSeat:
     async def take_over(self, term: int) -> None:
         restoring = asyncio.ensure_future(detached(partial(self._restore, term), name="restore"))
         try:
-            self._controller.state = await asyncio.shield(restoring)
+            self._controller.enter(await asyncio.shield(restoring))
         except asyncio.CancelledError:
             restoring.add_done_callback(_discard)
             raise
         except UnavailableError as exc:
             raise StoreError(str(exc)) from exc
 
-    def _restore(self, term: int) -> FleetState:
+    def _restore(self, term: int) -> Tenure:
         journal = Journal(PostgresStore(self._database, term=term))
         try:
-            return FleetState(self._settings, journal, now_s=self._clock())
+            return self._controller.prepare(FleetState(self._settings, journal, now_s=self._clock()))
         except BaseException:
             journal.close_soon()
             raise
@@ -53,11 +53,12 @@ class FleetSeat:
 
     def step_down(self) -> None:
         if self._controller.has_state:
-            state = self._controller.drop_state()
+            state = self._controller.state
+            self._controller.enter(None)
             state.mailboxes.close()
             state.journal.close_soon()
 
 
-def _discard(restoring: asyncio.Future[FleetState]) -> None:
+def _discard(restoring: asyncio.Future[Tenure]) -> None:
     if not restoring.cancelled() and restoring.exception() is None:
-        restoring.result().journal.close_soon()
+        restoring.result().state.journal.close_soon()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from controller.budget import view_budget
-from controller.policy.base import FleetView, IslandView
+from controller.policy.base import FleetView, IslandView, ServerView
 from controller.records import AgentRecord
 from controller.state import FleetState
 from diloco.schema import Phase
@@ -37,6 +39,22 @@ def build_view(state: FleetState, now_s: float) -> FleetView:
         last_transfer_s=state.rounds.last_transfer_s(),
         reaction_s=settings.tick_s + settings.heartbeat_interval_s,
     )
+
+
+def bind_servers(servers: Iterable[ServerView]) -> Callable[[str, str | None], tuple[str, ...]]:
+    """Which servers an island of a node competes with, by the rule of `group_pressure`; empty: load unknown."""
+    known: set[str] = set()
+    by_node: dict[str, list[str]] = {}
+    for server in servers:
+        known.add(server.server_id)
+        by_node.setdefault(server.node, []).append(server.server_id)
+
+    def servers_of(node: str, server_id: str | None) -> tuple[str, ...]:
+        if server_id is None:
+            return tuple(by_node.get(node, ()))
+        return (server_id,) if server_id in known else ()
+
+    return servers_of
 
 
 def _is_syncing(island: AgentRecord, version: int | None = None) -> bool:

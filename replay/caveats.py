@@ -27,6 +27,7 @@ def caveats(summary: Summary) -> list[str]:
             f"The runs spent different numbers of outer syncs ({min(syncs)} to {max(syncs)}), so their violation "
             "rates are not a fair comparison of when to sync."
         )
+    found += unspent(summary)
     late_ms = max((run.loadgen_late_p99_ms or 0.0 for run in summary.runs), default=0.0)
     limits_ms = [limit for metric, limit in summary.slo.thresholds_ms.items() if metric in {"ttft", "e2e"}]
     if late_ms > min(limits_ms, default=summary.slo.threshold_ms) / 10:
@@ -40,6 +41,21 @@ def caveats(summary: Summary) -> list[str]:
     if any(run.mode == "sim" for run in summary.runs):
         found.append("Simulated runs are estimates from a fitted service model, not measurements.")
     return [*found, "Latencies hold for this machine and this model only; compare policies within one table."]
+
+
+def unspent(summary: Summary) -> list[str]:
+    """Runs whose islands came to fewer syncs than the budget had."""
+    budget = summary.budget.outer_syncs
+    runs = [run for run in summary.runs if run.policy not in {"no_sync", "no_training"}]
+    short = sorted({run.policy for run in runs if budget is not None and run.outer_syncs < budget})
+    if not short:
+        return []
+    least = min(run.outer_syncs for run in runs)
+    return [
+        f"{', '.join(short)} spent fewer syncs than the budget has (as few as {least} of {budget}): the slice was too "
+        "short, or its load left the islands too few inner steps between two syncs. Lower outer_syncs, min_h or the "
+        "rate, or lengthen the slice."
+    ]
 
 
 def shrunk(scaling: Scaling) -> list[str]:

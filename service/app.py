@@ -23,6 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.docs import build_docs
 from service.errors import WadilocoError
 from service.settings import ServiceSettings
 from service.tasks import Background, background
@@ -62,8 +63,14 @@ def build_app(
                 await tasks.stop()
 
     app = FastAPI(
-        title=f"WA-DiLoCo {settings.service}", version=package_version(), description=description, lifespan=run
+        title=f"WA-DiLoCo {settings.service}",
+        version=package_version(),
+        description=description,
+        lifespan=run,
+        docs_url=None,
+        redoc_url=None,
     )
+    app.include_router(build_docs())
     app.state.tasks = None
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     app.add_middleware(BodyUntilExit)

@@ -9,6 +9,7 @@ from service.errors import UnavailableError
 EXTRAS = {
     "train": ("torch", "numpy", "safetensors"),
     "replay": ("numpy", "matplotlib"),
+    "export": ("pyarrow",),
     "postgres": ("sqlalchemy", "psycopg"),
 }
 

@@ -235,6 +235,9 @@ class Sidecar:
             sample = self.observer.observe(result, interval_s=self.scrape_interval_s, phase=self._trainer_phase(result))
             is_exact = self.gate is not None and self.gate.is_exact
             self.pacer.advance(sample.pressure_frac, is_exact=is_exact, now_s=result.monotonic_s)
+            gate = self.gate_status()
+            if gate is not None:
+                sample = self.observer.note_gate(self.pace(), gate)
             if self._pusher is not None:
                 self._pusher.offer(sample)
         except Exception:

@@ -76,7 +76,7 @@ class Supervisor:
             assignment = await self._next_assignment(exit_event)
             if assignment is None:
                 return
-            if last_slot != assignment.slot:
+            if last_slot != assignment.slot or self._state.slot_lost:
                 self._state.start_slot(assignment.slot)
             last_slot = assignment.slot
             started_s = time.monotonic()

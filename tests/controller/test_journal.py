@@ -12,9 +12,9 @@ from controller import journal as journal_module
 from controller.journal import Journal
 from controller.journal_reader import PageRow, SampleRow
 from controller.journal_store import Batch, Store
-from controller.journal_tables import RecoveryRecord, decision_row, recovery_row
+from controller.journal_tables import decision_row, recovery_row
 from controller.records import RoundEntry
-from controller.schema import PolicySpec
+from controller.schema import PolicySpec, Recovery, RecoveryKind, RecoveryRecord
 from service.errors import UnavailableError
 from sidecar.schema import LoadSample
 from tests.controller.conftest import Place, append_decisions, decision
@@ -34,6 +34,10 @@ def append_sample(journal: Journal, t_s: float, server_id: str = "vllm-0") -> Lo
     one = LoadSample.model_validate(sample(server_id, t_s))
     journal.append("samples", (server_id, t_s, one.model_dump_json(exclude_none=True)))
     return one
+
+
+def recovery(number: int) -> Recovery:
+    return Recovery(t_s=float(number), kind=RecoveryKind.LEFT, agent_id="a", slot=None, epoch=1, recovery=number)
 
 
 def round_entry(number: int) -> RoundEntry:
@@ -119,7 +123,7 @@ def test_pages_of_each_table_have_typed_rows_in_the_order_of_their_numbers(place
         samples = [append_sample(journal, float(second)) for second in range(1, 12)]
         for number in range(1, 12):
             journal.put("rounds", number, round_entry(number))
-            journal.append("recoveries", recovery_row(t_s=number, slot=0, agent_id="a", kind="vault", body="{}"))
+            journal.append("recoveries", recovery_row(recovery(number)))
     reader = place.reader()
     for table, kind in (("rounds", RoundEntry), ("samples", SampleRow), ("recoveries", RecoveryRecord)):
         seen: list[PageRow] = []
@@ -133,7 +137,12 @@ def test_pages_of_each_table_have_typed_rows_in_the_order_of_their_numbers(place
     assert [row.sample for row in reader.page("samples", since=0, limit=99) if isinstance(row, SampleRow)] == samples
     assert list(reader.samples(page=3)) == samples
     (first, *_) = reader.page("recoveries", since=0, limit=1)
-    assert first == RecoveryRecord(id=first.id, t_s=1.0, slot=0, agent_id="a", kind="vault", body="{}")
+    assert first == RecoveryRecord(id=first.id, **recovery(1).model_dump())
+    for table in ("decisions", "rounds", "recoveries"):
+        last = reader.last_id(table)
+        assert reader.last_of_page(table, since=0, limit=99) == last
+        assert reader.last_of_page(table, since=last, limit=99) == last
+        assert reader.last_of_page(table, since=0, limit=2) == reader.page(table, since=0, limit=2)[-1].id
 
 
 def test_old_rows_of_each_log_are_pruned_in_chunks_by_its_own_age(
@@ -158,6 +167,14 @@ def test_old_rows_of_each_log_are_pruned_in_chunks_by_its_own_age(
     reader = place.reader()
     assert [kept.id for kept in reader.decisions(since=0, limit=99)] == list(range(5, 11))
     assert [kept.t_s for kept in reader.samples()] == [10.0]
+
+
+def test_the_newest_row_of_a_log_stays_however_old_it_is(place: Place) -> None:
+    """The next one's number is one higher, and readers go on by numbers."""
+    with opened(place) as journal:
+        append_decisions(journal, 1, 2, 3)
+        journal.prune({"decisions": 1e9})
+    assert [kept.id for kept in place.reader().decisions(since=0, limit=9)] == [3]
 
 
 class Recording:

@@ -123,14 +123,16 @@ def test_what_is_old_leaves_the_journal_each_kind_in_its_time(tmp_path: Path) ->
     settings = make_settings(tmp_path, retention_s=4 * 3600, samples_retention_s=2 * 3600, tick_s=0.02)
 
     async def age(client: Client) -> None:
-        await client.http.post("/v1/samples", json={"samples": [sample("gone", clock.now_s)]})
+        early = [sample("gone", clock.now_s), sample("gone too", clock.now_s)]
+        await client.http.post("/v1/samples", json={"samples": early})
 
         async def decided() -> bool:
             return bool((await client.get("/v1/decisions"))["decisions"])
 
         await until(decided, "a decision")
         reader = client.controller.state.reader
-        for hours, num_samples, has_first in ((1, 1, True), (2, 0, True), (2, 0, False)):
+        # The newest row of a log stays, however old.
+        for hours, num_samples, has_first in ((1, 2, True), (2, 1, True), (2, 1, False)):
             clock.advance(hours * 3600)
 
             async def pruned(num: int = num_samples, first: bool = has_first) -> bool:

@@ -34,7 +34,7 @@ async def running(settings: ControllerSettings) -> AsyncIterator[Client]:
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://controller") as http:
-            yield Client(http, app.state.controller)
+            yield Client(http, app.state.controller, app.state.loop)
 
 
 def play(body: Callable[[], Awaitable[None]]) -> None:

@@ -28,7 +28,7 @@ from sidecar.source.ring import RingSource
 from sidecar.vllm_plugin.gate_reader import GateReader, GateReason, GateState
 from sidecar.vllm_plugin.records import GATE_FILE, NUM_SLOTS, SLOT_BYTES, Slot, decode_slot, slot_offset
 from tests.conftest import VLLM
-from tests.integration.helpers import WADILOCO, descendants_of, eventually
+from tests.integration.helpers import DEADLINE_S, WADILOCO, descendants_of, eventually
 
 PORTS = range(18700, 18800)
 LONG_ANSWER_TOKENS = 30_000
@@ -135,7 +135,7 @@ class LiveServer:
     def state(self) -> GateState:
         return self.reader.read(time.monotonic())
 
-    def becomes(self, reason: GateReason, *, deadline_s: float = 30.0) -> GateState:
+    def becomes(self, reason: GateReason, *, deadline_s: float = DEADLINE_S) -> GateState:
         return eventually(
             lambda: state if (state := self.state()).reason is reason else None,
             deadline_s=deadline_s,
@@ -222,9 +222,12 @@ class LiveSidecar:
         (value,) = [sample.value for sample in samples if sample.name == name]
         return value
 
-    def becomes(self, state: EngineState, *, deadline_s: float = 30.0) -> Load:
+    def becomes(self, state: EngineState, *, deadline_s: float = DEADLINE_S) -> Load:
         return eventually(
-            lambda: load if (load := self.load()).state is state else None, deadline_s=deadline_s, what=f"state {state}"
+            lambda: load if (load := self.load()).state is state else None,
+            deadline_s=deadline_s,
+            what=f"state {state}",
+            seen=self.load,
         )
 
     def sees(self, running: float) -> Load:
@@ -232,6 +235,7 @@ class LiveSidecar:
         return eventually(
             lambda: load if (load := self.load()).sample and load.sample.running == running else None,
             what=f"{running} running",
+            seen=self.load,
         )
 
 

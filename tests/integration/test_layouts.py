@@ -162,7 +162,7 @@ def test_an_api_server_that_dies_takes_the_server_along_and_leaves_no_count(layo
     server.rests()
     with server.unfinished(count=NUM_LONG):
         os.kill(server.processes(API_SERVER)[0], signal.SIGKILL)
-        assert server.becomes(GateReason.NO_WRITER, deadline_s=60).busy
+        assert server.becomes(GateReason.NO_WRITER).busy
     assert server.state().in_flight is None
     server.forget()
     layout.exact.becomes(EngineState.DOWN)

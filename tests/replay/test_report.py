@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from replay.caveats import caveats
+from replay.caveats import caveats, unspent
 from replay.loadgen import RequestResult, Status
 from replay.report import reading, render_markdown, render_table
 from replay.slo import violates
@@ -284,3 +284,12 @@ def test_the_report_names_every_objective(slo: SloSpec, title: str, legend: str)
     text = render_markdown(summary_of(run_of("no_sync", GOOD)).model_copy(update={"slo": slo}))
     assert title in text
     assert legend in text
+
+
+def test_a_budget_that_was_not_spent_is_said_with_who_and_what_to_do() -> None:
+    runs = [run_of("no_sync", [result(0)], syncs=0), run_of("wa_diloco", [result(0)], syncs=1)]
+    (said,) = unspent(summary_of(*runs))
+    assert said.startswith("wa_diloco spent fewer syncs than the budget has (as few as 1 of 4)")
+    assert "min_h" in said
+    assert said in caveats(summary_of(*runs))
+    assert unspent(summary_of(run_of("wa_diloco", [result(0)], syncs=4))) == []
