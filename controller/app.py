@@ -121,8 +121,9 @@ def _build(
     )
     app.add_middleware(CountRefusals, refusals=controller.metrics.refusals)
     app.add_exception_handler(StandbyError, answer_standby)
-    for router in (build_router(controller, loop), build_lab_router(controller), dashboard.router):
+    for router in (build_router(controller, loop), build_lab_router(controller)):
         app.include_router(router, dependencies=[Depends(leader_only(controller))])
+    app.include_router(dashboard.router)
     app.state.loop = loop
     app.state.controller = controller
     app.state.dashboard = dashboard

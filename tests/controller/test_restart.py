@@ -123,7 +123,7 @@ def test_what_is_old_leaves_the_journal_each_kind_in_its_time(tmp_path: Path) ->
     settings = make_settings(tmp_path, retention_s=4 * 3600, samples_retention_s=2 * 3600, tick_s=0.02)
 
     async def age(client: Client) -> None:
-        early = [sample("gone", clock.now_s), sample("gone too", clock.now_s)]
+        early = [sample("gone", clock.now_s), sample("gone-too", clock.now_s)]
         await client.http.post("/v1/samples", json={"samples": early})
 
         async def decided() -> bool:
