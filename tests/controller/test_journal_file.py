@@ -208,6 +208,21 @@ def test_a_journal_of_version_1_is_migrated_with_everything_in_it(old_path: Path
     assert after.page("recoveries", since=0, limit=9) == []
 
 
+def test_a_journal_of_version_1_that_has_the_new_columns_already_keeps_what_is_in_them(old_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(old_path)) as connection:
+        connection.executescript(
+            "ALTER TABLE decisions ADD COLUMN slot INTEGER;"
+            "ALTER TABLE decisions ADD COLUMN shadow INTEGER NOT NULL DEFAULT 0;"
+            "CREATE TABLE recoveries (id INTEGER PRIMARY KEY, t_s REAL NOT NULL, slot INTEGER, agent_id TEXT NOT NULL,"
+            " kind TEXT NOT NULL, body TEXT NOT NULL);"
+            "UPDATE decisions SET slot = 1, shadow = 1 WHERE id = 1;"
+        )
+    Journal(old_path).close()
+    assert version_of(old_path) == SCHEMA_VERSION
+    (first,) = JournalReader(old_path).decisions(since=0, limit=1)
+    assert (first.slot, first.shadow) == (1, True)
+
+
 def test_a_migrated_journal_differs_from_a_new_one_in_nothing(old_path: Path, tmp_path: Path) -> None:
     fresh = tmp_path / "fresh.sqlite"
     Journal(fresh).close()

@@ -120,10 +120,10 @@ def test_a_disk_that_is_full_at_the_start_ends_it_with_one_message(tmp_path: Pat
     assert "has space" in ended.stderr
 
 
-def test_it_starts_without_torch_and_numpy() -> None:
+def test_with_a_file_it_starts_without_torch_numpy_and_what_postgresql_needs() -> None:
     code = (
         "import sys\n"
-        "for name in ('torch', 'numpy'): sys.modules[name] = None\n"
+        "for name in ('torch', 'numpy', 'sqlalchemy', 'psycopg'): sys.modules[name] = None\n"
         "from wadiloco import main\n"
         "raise SystemExit(main(['controller', '--print-config']))\n"
     )
@@ -131,8 +131,23 @@ def test_it_starts_without_torch_and_numpy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
     assert ended.returncode == 0, ended.stderr
-    probe = "import controller.main, sys; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    probe = "import controller.main, sys; print(sorted({'torch', 'numpy', 'sqlalchemy', 'psycopg'} & set(sys.modules)))"
     ended = subprocess.run(
         [sys.executable, "-c", probe], capture_output=True, text=True, timeout=DEADLINE_S, check=True
     )
     assert ended.stdout.strip() == "[]"
+
+
+def test_without_the_packages_for_postgresql_the_extra_is_named() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['sqlalchemy'] = None\n"
+        "from wadiloco import main\n"
+        "raise SystemExit(main(['controller', '--journal', 'postgresql://user:hush@127.0.0.1/run']))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert ended.returncode == 3
+    assert "pip install 'wadiloco[postgres]'" in ended.stderr
+    assert "hush" not in ended.stderr
