@@ -41,6 +41,12 @@ COMMANDS: dict[str, Command] = {
         "replay a traffic trace under each policy and compare",
         "replay.config:ReplaySettings",
     ),
+    "simulate": Command(
+        "replay.simulate",
+        "replay",
+        "the same comparison on a virtual clock, in seconds, without servers",
+        "replay.simulate_config:SimulateSettings",
+    ),
     "calibrate": Command("replay.calibrate", None, "SLO violations by load and phase, from recorded traffic"),
     "switchback": Command("controller.switchback_main", None, "compare two policies in turns on the running fleet"),
     "doctor": Command("sidecar.doctor", None, "look at a vLLM server and say what to change"),

@@ -45,7 +45,8 @@ class ControllerSettings(ServiceSettings):
     num_slots: int = Field(default=2, ge=1, le=4096)
     """Places for islands; further agents wait as spares."""
     policy: str = "wa_diloco"
-    """no_sync, fixed_h, pressure_gate, random_deferral or wa_diloco."""
+    """no_sync, fixed_h, adaptive_tokens, pressure_gate, random_deferral, wa_diloco, wa_calibrated, wa_forecast, or one
+    that another package brings along."""
     policy_params: dict[str, float | int] = Field(default_factory=dict)
     """Parameters of the policy, for example h=256."""
     shadow_policies: CommaSeparated = ()
@@ -58,6 +59,10 @@ class ControllerSettings(ServiceSettings):
     """Outer syncs that may be spent; unlimited by default."""
     budget_horizon_s: float | None = Field(default=None, gt=0, le=MAX_BUDGET_S)
     """Seconds from the start of the budget within which all of its syncs are spent, and after which none is."""
+    budget_syncs_per_hour: float | None = Field(default=None, gt=1e-6, le=1e6)
+    """Outer syncs per hour, in place of a number and a horizon; without end."""
+    budget_max_defer_s: float | None = Field(default=None, gt=0, le=MAX_BUDGET_S)
+    """Seconds since the last sync after which one is made whatever it costs; no bound by default."""
     min_gap_s: float = Field(default=0.0, ge=0, le=MAX_BUDGET_S)
     """Least seconds between the starts of two syncs."""
     tick_s: float = Field(default=0.5, ge=0.02, le=10)
@@ -81,7 +86,7 @@ class ControllerSettings(ServiceSettings):
     synchronizer_url: str | None = None
     """Where islands find the synchronizer; told to them when they register."""
     seed: int = Field(default=0, ge=0)
-    """Seed of random_deferral."""
+    """Seed of what policies draw."""
 
     @property
     def heartbeat_interval_s(self) -> float:
@@ -118,7 +123,13 @@ class ControllerSettings(ServiceSettings):
 
     @property
     def budget_spec(self) -> BudgetSpec:
-        return BudgetSpec(outer_syncs=self.budget_syncs, horizon_s=self.budget_horizon_s, min_gap_s=self.min_gap_s)
+        return BudgetSpec(
+            outer_syncs=self.budget_syncs,
+            horizon_s=self.budget_horizon_s,
+            min_gap_s=self.min_gap_s,
+            syncs_per_hour=self.budget_syncs_per_hour,
+            max_defer_s=self.budget_max_defer_s,
+        )
 
     @model_validator(mode="after")
     def _check_agreement(self) -> Self:

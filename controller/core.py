@@ -21,7 +21,7 @@ from controller.lab_metrics import LabCollector, LabMetrics
 from controller.leadership import Leadership, SoleLeader
 from controller.metrics import Gauges, Metrics
 from controller.nonsense import check_heartbeat
-from controller.policy.base import summarize
+from controller.policy.base import Binding, summarize
 from controller.records import AgentRecord, Membership
 from controller.rounds import outcome_of
 from controller.samples import SampleOutcome
@@ -48,7 +48,7 @@ from controller.schema import (
     SampleReceipt,
 )
 from controller.state import FleetState
-from controller.view import bind_servers, build_view
+from controller.view import build_view
 from service.errors import ConflictError, InputError, UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class Controller:
 
     def prepare(self, state: FleetState) -> Tenure:
         """All that is restored with a state; it reads the journal, and so may block."""
-        lab = Lab(state, self._lab_metrics, self.clock, costs=self._costs)
+        lab = Lab(state, self._lab_metrics, self.clock, costs=self._costs or state.costs)
         return Tenure(state=state, lab=lab, recent=read_recent(state))
 
     def enter(self, tenure: Tenure | None) -> None:
@@ -152,6 +152,7 @@ class Controller:
             elif verdict.sample is not None:
                 accepted.append(verdict.sample)
                 self.recent.history.add(verdict.sample)
+                self.state.costs.offer(verdict.sample)
                 body = verdict.sample.model_dump_json(exclude_none=True)
                 if self.state.sample_log.is_due(verdict.sample):
                     self.state.journal.append("samples", (verdict.sample.server_id, verdict.sample.t_s, body))
@@ -210,10 +211,11 @@ class Controller:
     def _autonomy(self) -> Autonomy:
         budget = self.state.budget
         horizon_s = budget.spec.horizon_s
+        per_hour = budget.spec.syncs_per_hour
         return Autonomy(
             allowed=self.state.policy.syncs and not is_over(budget, self.clock()),
             max_syncs=budget.remaining,
-            min_gap_s=budget.spec.min_gap_s,
+            min_gap_s=budget.spec.min_gap_s if per_hour is None else max(budget.spec.min_gap_s, 3600.0 / per_hour),
             until_s=None if horizon_s is None else budget.started_s + horizon_s,
         )
 
@@ -352,7 +354,7 @@ class Controller:
 
     def islands(self) -> list[IslandStatus]:
         now_s = self.clock()
-        servers_of = bind_servers(self.state.samples.views(now_s))
+        binding = Binding(self.state.samples.views(now_s))
         return [
             IslandStatus(
                 agent_id=agent.agent_id,
@@ -363,7 +365,7 @@ class Controller:
                 alive=agent.membership is Membership.ACTIVE,
                 age_s=max(0.0, now_s - agent.last_beat_s),
                 progress=agent.progress,
-                servers=servers_of(agent.node, agent.server_id),
+                servers=tuple(server.server_id for server in binding.of(agent.node, agent.server_id)),
                 drained=agent.drained,
                 leaving=None if agent.leaving is None else agent.leaving.action,
             )
@@ -379,14 +381,14 @@ class Controller:
         known, unknown = self.state.samples.num_known(now_s)
         active = [agent for agent in self.state.registry.agents if agent.membership is Membership.ACTIVE]
         ready = any(island.ready for island in view.islands)
-        servers_of = bind_servers(view.servers)
+        binding = Binding(view.servers)
         return Gauges(
             servers_known=known,
             servers_unknown=unknown,
             islands_alive=len(view.islands),
             agents_waiting=sum(agent.slot is None and not agent.drained for agent in active),
             agents_drained=sum(agent.drained for agent in active),
-            islands_without_server=sum(not servers_of(island.node, island.server_id) for island in view.islands),
+            islands_without_server=sum(not binding.of(island.node, island.server_id) for island in view.islands),
             epoch=self.state.registry.epoch,
             round=view.round,
             paused=self.state.paused,

@@ -16,7 +16,6 @@ import logging
 import math
 from collections.abc import Collection, Iterable
 
-from controller.bound import bound_servers
 from controller.experiment_records import (
     META_PREFIX,
     SEEN_EVERY_S,
@@ -24,7 +23,7 @@ from controller.experiment_records import (
     ExperimentRecord,
     restore_experiments,
 )
-from controller.policy.base import FleetView
+from controller.policy.base import FleetView, bound_names
 from controller.schema import (
     Block,
     Disturbance,
@@ -99,7 +98,7 @@ class Experiments:
         )
         experiment = self._all[record.id] = Experiment(record)
         self._keep(experiment)
-        self._bound = bound_servers(view)
+        self._bound = bound_names(view)
         self._begin_block(experiment, 0, now_s=now_s)
         logger.info("experiment started id=%d a=%s b=%s blocks=%d", record.id, spec.a.label, spec.b.label, spec.blocks)
         return experiment

@@ -6,8 +6,8 @@ import asyncio
 import math
 from collections.abc import Sequence
 
-from controller.bound import bound_servers
 from controller.headroom import Conduct, CostSource, Window, assess
+from controller.policy.base import bound_names
 from controller.records import RoundEntry
 from controller.schema import BudgetSpec, Headroom, PolicySpec
 from controller.shadow_book import ShadowBook
@@ -53,7 +53,7 @@ class HeadroomMonitor:
     def _gather(self, now_s: float, window_s: int) -> Window:
         state = self._state
         until_s = math.floor(now_s)
-        servers = sorted(bound_servers(build_view(state, now_s)))
+        servers = sorted(bound_names(build_view(state, now_s)))
         costs = self._costs.series(servers, since_s=until_s - window_s, until_s=until_s)
         budget = state.budget.spec
         return Window(

@@ -11,14 +11,13 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from controller.bound import bound_servers
 from controller.clock import Clock
 from controller.experiment_records import Experiment, status_of
 from controller.experiments import Experiments
 from controller.headroom import CostSource
 from controller.headroom_monitor import WINDOW_S, HeadroomMonitor, NoCosts
 from controller.lab_metrics import LabMetrics
-from controller.policy.base import FleetView
+from controller.policy.base import FleetView, bound_names
 from controller.schema import ExperimentSpec, ExperimentStatus, Headroom, ShadowOrder, ShadowPage
 from controller.shadow_book import ShadowBook
 from controller.state import FleetState
@@ -51,7 +50,7 @@ class Lab:
     def after_decision(self, view: FleetView, now_s: float) -> None:
         with self._counted("experiment"):
             if self.experiments.running is not None:
-                self.experiments.follow(bound_servers(view))
+                self.experiments.follow(bound_names(view))
         with self._counted("shadow"):
             self.shadows.on_tick(view, now_s)
 

@@ -9,12 +9,12 @@ from collections.abc import Collection
 
 from controller.core import Controller
 from controller.journal_tables import decision_row
-from controller.policy.base import Decision, FleetView, Policy, summarize
+from controller.policy.base import Binding, Decision, FleetView, Policy, summarize
 from controller.policy.guard import guard
 from controller.policy.rule import common_terms, fall_back
 from controller.schema import Action, DecisionRecord, DirectiveKind, Reason
 from controller.state import FleetState
-from controller.view import bind_servers, build_view
+from controller.view import build_view
 from service.errors import ConflictError, UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -85,8 +85,8 @@ class Loop:
 
     def _warn_unbound(self, view: FleetView) -> None:
         """Say which islands no sidecar stands beside, when that has changed: they hold up every policy that looks."""
-        servers_of = bind_servers(view.servers)
-        unbound = tuple(island.slot for island in view.islands if not servers_of(island.node, island.server_id))
+        binding = Binding(view.servers)
+        unbound = tuple(island.slot for island in view.islands if not binding.of(island.node, island.server_id))
         if unbound and unbound != self._unbound:
             logger.warning("no sidecar tells of the servers of these islands, so they count as full slots=%s", unbound)
         self._unbound = unbound

@@ -163,7 +163,25 @@ class Reason(StrEnum):
     BUDGET_EXHAUSTED = "budget_exhausted"
     BUDGET_DUE = "budget_due"
     """The remaining syncs of the budget would no longer fit before its horizon ends."""
+    TOKENS_REACHED = "tokens_reached"
+    TOKENS_BELOW_TARGET = "tokens_below_target"
+    COST_LOW = "cost_low"
+    """A sync costs now no more than what can still be expected of the chances before the deadline."""
+    COST_HIGH = "cost_high"
+    COST_SAME_CHOSEN = "cost_same_chosen"
+    """Many moments cost the same as now, and this one was drawn."""
+    COST_SAME_PASSED = "cost_same_passed"
+    """Many moments cost the same as now, and another one will do as well."""
+    LOWER_COST_AHEAD = "lower_cost_ahead"
+    """The servers foresee a much lower cost before the deadline."""
+    COST_UNKNOWN = "cost_unknown"
+    COST_HISTORY_SHORT = "cost_history_short"
+    """The cost has been watched for too short a time to say what is low."""
     NO_SYNC_POLICY = "no_sync_policy"
+    AHEAD_OF_RATE = "ahead_of_rate"
+    """The budget is a rate, and the syncs so far are all that the time until now pays for."""
+    MAX_DEFER_REACHED = "max_defer_reached"
+    """The budget's longest wait for a better moment is over."""
     NO_ISLANDS = "no_islands"
     SYNC_IN_FLIGHT = "sync_in_flight"
     JOIN_OPEN_ROUND = "join_open_round"
@@ -290,12 +308,16 @@ MAX_BUDGET_S = 1e10
 class BudgetSpec(Order):
     """``PUT /v1/budget``: how many outer syncs may be spent until the horizon ends; after it none is.
 
-    With ``outer_syncs`` None the number is unlimited and only ``min_gap_s`` holds.
+    With ``outer_syncs`` None the number is unlimited and only ``min_gap_s`` holds, or ``syncs_per_hour`` paces it.
     """
 
     outer_syncs: int | None = Field(default=None, ge=0, le=MAX_BUDGET_SYNCS)
     horizon_s: float | None = Field(default=None, gt=0, le=MAX_BUDGET_S)
     min_gap_s: float = Field(default=0.0, ge=0, le=MAX_BUDGET_S)
+    syncs_per_hour: float | None = Field(default=None, gt=1e-6, le=1e6)
+    """In place of a number and a horizon: after t hours rate * t syncs were made, give or take one."""
+    max_defer_s: float | None = Field(default=None, gt=0, le=MAX_BUDGET_S)
+    """Seconds since the last sync (at first since the budget was set) after which one is made whatever it costs."""
 
 
 class BudgetStatus(Wire):

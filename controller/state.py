@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from controller.budget import check_budget, new_period, with_sync_spent, with_sync_started
 from controller.config import ControllerSettings
+from controller.costs import CostBook
 from controller.directives import Box, Mailboxes
 from controller.journal import Journal
 from controller.journal_tables import recovery_row
@@ -64,6 +65,7 @@ class FleetState:
             self.keep_recovery(self.recoveries.restarted(lost_s=seen_s, epoch=self.registry.epoch, now_s=now_s))
         self.samples = SampleBook(reader.values("servers", LoadSample), stale_after_s=settings.stale_after_s)
         self.sample_log = SampleLog(settings.journal_samples_every_s)
+        self.costs = CostBook(stale_after_s=settings.stale_after_s)
         self.rounds = RoundBook(
             journal,
             reader.values("rounds", RoundEntry, newest=KEPT_ROUNDS),
@@ -139,6 +141,7 @@ class FleetState:
         for server_id in self.samples.forget(now_s):
             self.sample_log.forget(server_id)
             self.journal.forget("servers", server_id)
+        self.costs.forget(now_s)
 
     def count_syncs(self, now_s: float) -> None:
         """Count the outer steps that have become known."""
