@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_settings import NoDecode
 
 from controller.budget import check_budget
+from controller.database_url import DatabaseUrl, is_database_url, parse_database_url
 from controller.policy import PolicyContext, make_policy
 from controller.policy_words import check_shadows, parse_policy
 from controller.schema import MAX_BUDGET_S, MAX_BUDGET_SYNCS, MAX_FRAGMENTS, BudgetSpec, Mode, PolicySpec
@@ -36,8 +37,10 @@ class ControllerSettings(ServiceSettings):
 
     port: int = Field(default=9500, ge=0, le=65535)
     """TCP port to listen on; 0 takes a free one and logs it."""
-    journal: Path = Path("wadiloco-controller.sqlite")
-    """SQLite file with everything that must survive a restart; made when missing."""
+    journal: Path | DatabaseUrl = Path("wadiloco-controller.sqlite")
+    """SQLite file with everything that must survive a restart, made when missing; or postgresql://USER@HOST/DATABASE,
+    which several controllers can share: one leads, the others stand by. Others on the host can read a command line:
+    keep a password in the environment or in ~/.pgpass."""
     run_id: str | None = Field(default=None, min_length=1, max_length=64)
     """Name of the training run; by default made once and kept in the journal."""
     num_slots: int = Field(default=2, ge=1, le=4096)
@@ -83,7 +86,15 @@ class ControllerSettings(ServiceSettings):
     stale_after_s: float = Field(default=5.0, gt=0, le=300)
     """Age from which a sample says nothing: the server's load is unknown."""
     retention_s: float = Field(default=7 * 86400.0, ge=60)
-    """Age from which samples and decisions are dropped from the journal."""
+    """Age from which decisions, recoveries and samples are dropped from the journal."""
+    samples_retention_s: float = Field(default=86400.0, ge=60)
+    """Age from which samples are dropped, where it is less: they are what fills a disk."""
+    journal_samples_every_s: float = Field(default=0.0, ge=0, le=3600)
+    """Seconds between two samples of one server in the journal; 0 keeps every sample. The newest is always kept."""
+    failover_s: float = Field(default=5.0, ge=1, le=300)
+    """Silence, towards a PostgreSQL journal, after which the leading controller has lost its lead to another."""
+    advertise_url: str | None = Field(default=None, pattern=r"^https?://[^\s/]+")
+    """URL of this controller, told by a standby to those who look for the leader."""
     synchronizer_url: str | None = None
     """Where islands find the synchronizer; told to them when they register."""
     seed: int = Field(default=0, ge=0)
@@ -96,6 +107,19 @@ class ControllerSettings(ServiceSettings):
     @property
     def takeover_after_s(self) -> float:
         return self.heartbeat_interval_s * HEARTBEATS_UNTIL_TAKEOVER
+
+    def kept_since_s(self, now_s: float) -> dict[str, float]:
+        """For each log of the journal, the time before which its rows are dropped."""
+        long_ago_s = now_s - self.retention_s
+        samples_s = now_s - min(self.retention_s, self.samples_retention_s)
+        return {"samples": samples_s, "decisions": long_ago_s, "recoveries": long_ago_s}
+
+    @field_validator("journal", mode="before")
+    @classmethod
+    def _read_journal(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        return parse_database_url(value) if is_database_url(value) else Path(value)
 
     @property
     def sync_times(self) -> SyncTimes:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 
 from controller.budget import check_budget, is_over
 from controller.clock import Clock
-from controller.dashboard.recent import read_recent
+from controller.dashboard.recent import Recent, read_recent
 from controller.handover import Handover
 from controller.headroom import CostSource
 from controller.lab import Lab
+from controller.lab_metrics import LabCollector, LabMetrics
+from controller.leadership import Leadership, SoleLeader
 from controller.metrics import Gauges, Metrics
 from controller.nonsense import check_heartbeat
 from controller.orders import write_sync
@@ -51,16 +54,90 @@ from service.errors import ConflictError, InputError, UnavailableError
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenure:
+    """What a controller has while it has the state."""
+
+    state: FleetState
+    lab: Lab
+    recent: Recent
+
+
 class Controller:
     """The operations behind the HTTP endpoints."""
 
-    def __init__(self, state: FleetState, metrics: Metrics, clock: Clock, *, costs: CostSource | None = None) -> None:
-        self.state = state
+    def __init__(
+        self,
+        state: FleetState | None,
+        metrics: Metrics,
+        clock: Clock,
+        *,
+        leadership: Leadership | None = None,
+        costs: CostSource | None = None,
+    ) -> None:
         self.metrics = metrics
         self.clock = clock
-        self.lab = Lab(state, metrics, clock, costs=costs or state.costs)
-        self.recent = read_recent(state)
+        self.leadership = leadership or SoleLeader()
+        self._costs = costs
+        self._lab_metrics = LabMetrics(metrics.registry)
+        metrics.registry.register(
+            LabCollector(
+                lambda: self.lab.headroom.latest if self.has_state else None,
+                lambda: self.lab.running_block if self.has_state else None,
+            )
+        )
+        self._tenure = self.prepare(state) if state is not None else None
         self.handover = Handover(self)
+
+    def prepare(self, state: FleetState) -> Tenure:
+        """All that is restored with a state; it reads the journal, and so may block."""
+        lab = Lab(state, self._lab_metrics, self.clock, costs=self._costs or state.costs)
+        return Tenure(state=state, lab=lab, recent=read_recent(state))
+
+    def enter(self, tenure: Tenure | None) -> None:
+        """Work on this from now on; on nothing, while another controller leads."""
+        self._tenure = tenure
+
+    @property
+    def has_state(self) -> bool:
+        return self._tenure is not None
+
+    @property
+    def state(self) -> FleetState:
+        """The state as of now; another one after the lead was lost and won again.
+
+        Raises:
+            StandbyError: another controller has it.
+        """
+        return self._held.state
+
+    @property
+    def lab(self) -> Lab:
+        """As `state`."""
+        return self._held.lab
+
+    @property
+    def recent(self) -> Recent:
+        """As `state`."""
+        return self._held.recent
+
+    @property
+    def _held(self) -> Tenure:
+        if self._tenure is None:
+            raise self.leadership.refusal
+        return self._tenure
+
+    def check_leads(self) -> None:
+        """Raises `StandbyError` unless this controller may decide and promise."""
+        if not self.leadership.leads:
+            raise self.leadership.refusal
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why the service is not ready."""
+        if not self.leadership.leads:
+            return str(self.leadership.refusal)
+        return self.state.journal.failure
 
     async def ingest(self, batch: SampleBatch) -> SampleReceipt:
         """Judge each sample alone; returns once the good ones are on disk, if it can be written."""
@@ -77,7 +154,8 @@ class Controller:
                 self.recent.history.add(verdict.sample)
                 self.state.costs.offer(verdict.sample)
                 body = verdict.sample.model_dump_json(exclude_none=True)
-                self.state.journal.append("samples", (verdict.sample.server_id, verdict.sample.t_s, body))
+                if self.state.sample_log.is_due(verdict.sample):
+                    self.state.journal.append("samples", (verdict.sample.server_id, verdict.sample.t_s, body))
                 self.state.journal.put("servers", verdict.sample.server_id, body)
         self.lab.observe(accepted)
         await self._try_commit()
@@ -298,7 +376,10 @@ class Controller:
             for agent in self.state.registry.agents
         ]
 
-    def gauges(self) -> Gauges:
+    def gauges(self) -> Gauges | None:
+        """None while another controller has the state."""
+        if not self.has_state:
+            return None
         now_s = self.clock()
         view = build_view(self.state, now_s)
         known, unknown = self.state.samples.num_known(now_s)
@@ -323,13 +404,20 @@ class Controller:
             journal_queued_rows=self.state.journal.num_queued,
             journal_failures=self.state.journal.num_failures,
             journal_dropped_rows=self.state.journal.num_dropped,
+            journal_pruned_rows=dict(self.state.journal.num_pruned),
+            journal_size_bytes=self.state.journal.size_bytes,
         )
 
     async def _try_commit(self) -> bool:
-        if self.state.journal.failure is not None:
-            return False  # It is being retried; waiting for that would only slow the fleet down.
-        try:
-            await self.state.journal.commit()
-        except UnavailableError:
-            return False  # The journal counts and logs it, and readiness names it.
-        return True
+        journal = self.state.journal
+        if journal.failure is None:
+            try:
+                await journal.commit()
+            except UnavailableError:
+                pass  # The journal counts and logs it, and readiness names it.
+            else:
+                return True
+        # It is being retried; waiting for that would only slow the fleet down. But what only memory has is a promise
+        # of the leader alone.
+        await self.leadership.confirm()
+        return False

@@ -30,6 +30,7 @@ class Mailboxes:
         self._news: dict[str, asyncio.Event] = {}
         self._unannounced: deque[tuple[int, str]] = deque()
         self._closed = False
+        self._num_interrupts = 0
         self.seq = seq
         self._announced = seq
 
@@ -60,6 +61,11 @@ class Mailboxes:
         self._closed = True
         self._release_all()
 
+    def interrupt(self) -> None:
+        """Let every poll that waits now answer."""
+        self._num_interrupts += 1
+        self._release_all()
+
     def read(self, agent_id: str, *, after: int, now_s: float) -> list[Directive]:
         """Announced directives after a number, without syncs whose deadline has passed."""
         box = self._boxes.get(agent_id)
@@ -73,7 +79,8 @@ class Mailboxes:
     async def wait_for_news(self, agent_id: str, *, after: int, wait_s: float) -> None:
         """Return when a directive after ``after`` may have come, at the latest after ``wait_s`` seconds."""
         deadline_s = time.monotonic() + wait_s
-        while not self._closed and not self._has_news(agent_id, after):
+        begun = self._num_interrupts
+        while not self._closed and begun == self._num_interrupts and not self._has_news(agent_id, after):
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 return

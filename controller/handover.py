@@ -34,8 +34,10 @@ class ControlOutcome(StrEnum):
 class Fleet(Protocol):
     """What a handover works on (the controller)."""
 
-    state: FleetState
     metrics: Metrics
+
+    @property
+    def state(self) -> FleetState: ...
 
     def note_recoveries(self, now_s: float) -> None: ...
 

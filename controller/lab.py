@@ -16,8 +16,7 @@ from controller.experiment_records import Experiment, status_of
 from controller.experiments import Experiments
 from controller.headroom import CostSource
 from controller.headroom_monitor import WINDOW_S, HeadroomMonitor, NoCosts
-from controller.lab_metrics import LabCollector, LabMetrics
-from controller.metrics import Metrics
+from controller.lab_metrics import LabMetrics
 from controller.policy.base import FleetView, bound_names
 from controller.schema import ExperimentSpec, ExperimentStatus, Headroom, ShadowOrder, ShadowPage
 from controller.shadow_book import ShadowBook
@@ -31,15 +30,16 @@ logger = logging.getLogger(__name__)
 class Lab:
     """Experiments, policies in shadow and headroom of one controller."""
 
-    def __init__(self, state: FleetState, metrics: Metrics, clock: Clock, *, costs: CostSource | None = None) -> None:
+    def __init__(
+        self, state: FleetState, metrics: LabMetrics, clock: Clock, *, costs: CostSource | None = None
+    ) -> None:
         now_s = clock()
         self._state = state
         self._clock = clock
-        self._metrics = LabMetrics(metrics.registry)
+        self._metrics = metrics
         self.experiments = Experiments(state, now_s=now_s)
         self.shadows = ShadowBook(state, self._metrics, now_s=now_s)
         self.headroom = HeadroomMonitor(state, self.shadows, costs or NoCosts(), now_s=now_s)
-        metrics.registry.register(LabCollector(lambda: self.headroom.latest, self._running_block))
 
     def before_decision(self, now_s: float) -> None:
         """An experiment may switch the policy, or hand out the budget of a block."""
@@ -102,7 +102,8 @@ class Lab:
         record, order, blocks = experiment.record, experiment.order, tuple(experiment.blocks)
         return await asyncio.to_thread(status_of, record, order, blocks, now_s=self._clock())
 
-    def _running_block(self) -> int | None:
+    @property
+    def running_block(self) -> int | None:
         running = self.experiments.running
         return running.current.index if running is not None and running.blocks else None
 

@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Body, HTTPException, Path, Query
 from fastapi.openapi.models import Example
 
+from controller.core import Controller
 from controller.headroom_monitor import WINDOW_S
-from controller.lab import Lab
 from controller.schema import ExperimentPage, ExperimentSpec, ExperimentStatus, Headroom, ShadowOrder, ShadowPage
 
 MIN_WINDOW_S, MAX_WINDOW_S = 300, 7200
@@ -35,47 +35,47 @@ EXPERIMENT: dict[str, Example] = {
 }
 
 
-def build_lab_router(lab: Lab) -> APIRouter:
+def build_lab_router(controller: Controller) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["lab"])
-    _add_shadow_routes(router, lab)
-    _add_experiment_routes(router, lab)
+    _add_shadow_routes(router, controller)
+    _add_experiment_routes(router, controller)
     return router
 
 
-def _add_shadow_routes(router: APIRouter, lab: Lab) -> None:
+def _add_shadow_routes(router: APIRouter, controller: Controller) -> None:
     @router.get("/headroom", summary="What timing syncs could save here, and how much of it each policy takes")
     async def get_headroom(
         window_s: Annotated[
             int, Query(ge=MIN_WINDOW_S, le=MAX_WINDOW_S, description="The default is computed every 30 s.")
         ] = WINDOW_S,
     ) -> Headroom:
-        return await lab.report_headroom(window_s)
+        return await controller.lab.report_headroom(window_s)
 
     @router.get("/shadow", summary="Policies that run beside the one in force")
     async def get_shadow() -> ShadowPage:
-        return ShadowPage(policies=lab.shadows.statuses())
+        return ShadowPage(policies=controller.lab.shadows.statuses())
 
     @router.put("/shadow", summary="Run these beside it from now on, and no others")
     async def put_shadow(order: Annotated[ShadowOrder, Body(openapi_examples=SHADOWS)]) -> ShadowPage:
-        return await lab.set_shadows(order)
+        return await controller.lab.set_shadows(order)
 
 
-def _add_experiment_routes(router: APIRouter, lab: Lab) -> None:
+def _add_experiment_routes(router: APIRouter, controller: Controller) -> None:
     @router.post("/experiments", status_code=201, summary="Start a switchback experiment")
     async def post_experiment(spec: Annotated[ExperimentSpec, Body(openapi_examples=EXPERIMENT)]) -> ExperimentStatus:
-        return await lab.start_experiment(spec)
+        return await controller.lab.start_experiment(spec)
 
     @router.get("/experiments", summary="All experiments of this run, oldest first")
     async def get_experiments() -> ExperimentPage:
-        return ExperimentPage(experiments=await lab.all_experiments())
+        return ExperimentPage(experiments=await controller.lab.all_experiments())
 
     @router.get("/experiments/{number}", summary="How far it is, and its result so far")
     async def get_experiment(number: ExperimentId) -> ExperimentStatus:
-        return _found(await lab.experiment(number), number)
+        return _found(await controller.lab.experiment(number), number)
 
     @router.delete("/experiments/{number}", summary="Stop it: policy and budget from before return")
     async def delete_experiment(number: ExperimentId) -> ExperimentStatus:
-        return _found(await lab.stop_experiment(number), number)
+        return _found(await controller.lab.stop_experiment(number), number)
 
 
 def _found(status: ExperimentStatus | None, number: int) -> ExperimentStatus:

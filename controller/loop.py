@@ -14,6 +14,7 @@ from controller.policy.base import Binding, Decision, FleetView, Policy, summari
 from controller.policy.guard import guard
 from controller.policy.rule import common_terms, fall_back
 from controller.schema import Action, DecisionRecord, DirectiveKind, Mode, Reason
+from controller.state import FleetState
 from controller.view import build_view
 from service.errors import ConflictError, UnavailableError
 
@@ -36,21 +37,35 @@ class Loop:
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
-        self._state = controller.state
         self._metrics = controller.metrics
         self._pruned_s = 0.0
-        self._islands: IslandsMode | None = None
-        if self._state.settings.mode is Mode.PER_ISLAND:
-            self._islands = IslandsMode(
-                self._state,
-                self._metrics,
-                decide=lambda view, now_s: self._decide(self._state.policy, view, now_s),
-                remember=controller.recent.decisions.add,
-            )
+        self._islands: tuple[FleetState, IslandsMode] | None = None
         self._unbound: tuple[int, ...] = ()
 
+    @property
+    def _state(self) -> FleetState:
+        return self._controller.state
+
+    @property
+    def _islands_mode(self) -> IslandsMode | None:
+        """That of the state that is led now; None in synchronous mode."""
+        state = self._state
+        if state.settings.mode is not Mode.PER_ISLAND:
+            return None
+        if self._islands is None or self._islands[0] is not state:
+            mode = IslandsMode(
+                state,
+                self._metrics,
+                decide=lambda view, now_s: self._decide(state.policy, view, now_s),
+                remember=self._controller.recent.decisions.add,
+            )
+            self._islands = state, mode
+        return self._islands[1]
+
     async def tick(self) -> None:
-        """One tick; a failure is counted and the next one tries again."""
+        """One tick, if this controller leads; a failure is counted and the next one tries again."""
+        if not self._controller.leadership.leads:
+            return
         started_s = time.perf_counter()
         try:
             await self._on_tick(self._controller.clock())
@@ -71,18 +86,22 @@ class Loop:
         self._controller.close_rounds(now_s)
         self._controller.lab.before_decision(now_s)
         view = build_view(self._state, now_s)
-        if self._islands is not None:
-            self._islands.on_tick(view, now_s)
+        if (islands := self._islands_mode) is not None:
+            islands.on_tick(view, now_s)
         else:
             self._enact(self._decide(self._state.policy, view, now_s), view, now_s)
         self._controller.lab.after_decision(view, now_s)
         if now_s - self._pruned_s >= PRUNE_EVERY_S:
             self._pruned_s = now_s
             self._warn_unbound(view)
-            self._state.samples.forget(now_s)
-            self._state.costs.forget(now_s)
-            self._state.journal.prune(now_s - self._state.settings.retention_s)
+            self._state.forget_servers(now_s)
+            self._state.journal.prune(self._state.settings.kept_since_s(now_s))
         await self._publish_soon()
+
+    async def refresh_headroom(self) -> None:
+        """Compute anew what timing is worth, if this controller leads."""
+        if self._controller.leadership.leads:
+            await self._controller.lab.refresh()
 
     def _warn_unbound(self, view: FleetView) -> None:
         """Say which islands no sidecar stands beside, when that has changed: they hold up every policy that looks."""
@@ -121,26 +140,38 @@ class Loop:
 
     async def publish(self) -> None:
         """Hand out the directives once they are on disk; a disk that fails must not stop the training."""
-        seq = self._state.mailboxes.seq
+        state = self._state
+        seq = state.mailboxes.seq
         try:
-            await self._state.journal.commit()
-        finally:
-            self._state.mailboxes.announce(seq)
+            await state.journal.commit()
+        except UnavailableError:
+            await self._announce_unwritten(state, seq)
+            raise
+        state.mailboxes.announce(seq)
 
     async def _publish_soon(self) -> None:
         """As `publish`, but without waiting for a disk that is known to fail: the journal retries by itself."""
         if self._state.journal.failure is None:
             await self.publish()
         else:
-            self._state.mailboxes.announce(self._state.mailboxes.seq)
+            await self._announce_unwritten(self._state, self._state.mailboxes.seq)
+
+    async def _announce_unwritten(self, state: FleetState, seq: int) -> None:
+        """What no disk has is an order of the leader alone.
+
+        Raises:
+            StandbyError: another controller may lead.
+        """
+        await self._controller.leadership.confirm()
+        state.mailboxes.announce(seq)
 
     def sync_now(self, *, dry_run: bool) -> str:
         """An operator's order to sync; refused for what no order can override."""
         now_s = self._controller.clock()
         view = build_view(self._state, now_s)
         num_called = None
-        if self._islands is not None and not view.paused:
-            num_called = self._islands.call_all(view, now_s, dry_run=dry_run)
+        if (islands := self._islands_mode) is not None and not view.paused:
+            num_called = islands.call_all(view, now_s, dry_run=dry_run)
         if num_called is not None:
             return f"the other {num_called} islands are told to come to the open round"
         group = summarize(view, now_s)

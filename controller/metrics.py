@@ -11,6 +11,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from controller.leadership import Leadership
+
 logger = logging.getLogger(__name__)
 
 PREFIX = "wadiloco_controller"
@@ -37,6 +39,9 @@ class Gauges:
     journal_queued_rows: int
     journal_failures: int
     journal_dropped_rows: int
+    journal_pruned_rows: dict[str, int]
+    """Per log."""
+    journal_size_bytes: int | None
 
     def samples(self) -> dict[str, tuple[str, float | None]]:
         """Name → help and value of the plain gauges."""
@@ -57,14 +62,16 @@ class Gauges:
             "inner_steps_since_sync": ("Least H of the islands; absent while unknown.", self.h),
             "journal_ok": ("1 while the journal can be written.", self.journal_ok),
             "journal_queued_rows": ("Rows waiting to be written.", self.journal_queued_rows),
+            "journal_size_bytes": ("What the journal takes on disk, as of the last prune.", self.journal_size_bytes),
         }
 
 
 class FleetCollector(Collector):
     """Turns `Gauges` into metric families."""
 
-    def __init__(self, read: Callable[[], Gauges]) -> None:
+    def __init__(self, read: Callable[[], Gauges | None], leadership: Leadership) -> None:
         self._read = read
+        self._leadership = leadership
         self._num_failures = 0
 
     def collect(self) -> Iterable[Metric]:
@@ -77,6 +84,11 @@ class FleetCollector(Collector):
         yield CounterMetricFamily(
             f"{PREFIX}_scrape_failures", "Scrapes that could not read the state.", value=self._num_failures
         )
+        leads = self._leadership.leads
+        yield GaugeMetricFamily(f"{PREFIX}_leading", "1 while this controller is the one that decides.", value=leads)
+        term = self._leadership.term
+        if term is not None:
+            yield GaugeMetricFamily(f"{PREFIX}_leader_term", "Number of its lead.", value=term)
         if gauges is not None:
             yield from self._families(gauges)
 
@@ -97,6 +109,12 @@ class FleetCollector(Collector):
             "Log rows lost while the journal failed.",
             value=gauges.journal_dropped_rows,
         )
+        pruned = CounterMetricFamily(
+            f"{PREFIX}_journal_pruned_rows", "Log rows dropped because of their age.", labels=["table"]
+        )
+        for table, num in gauges.journal_pruned_rows.items():
+            pruned.add_metric([table], num)
+        yield pruned
 
 
 def _finite(value: float | None) -> float | None:

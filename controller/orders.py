@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Iterable
 
 from controller.fragments import FragmentSchedule
-from controller.journal_file import decision_row
+from controller.journal_tables import decision_row
 from controller.policy.base import Decision
 from controller.records import AgentRecord, RoundEntry
 from controller.schema import DecisionRecord, DirectiveKind, Mode

@@ -85,9 +85,12 @@ class SampleBook:
             return SampleOutcome.DUPLICATE
         return SampleOutcome.OUT_OF_ORDER if sample.t_s < last.t_s else SampleOutcome.ACCEPTED
 
-    def forget(self, now_s: float) -> None:
-        """Drop servers that were silent for `FORGET_AFTER_S`."""
-        self._latest = {name: s for name, s in self._latest.items() if now_s - s.t_s <= FORGET_AFTER_S}
+    def forget(self, now_s: float) -> list[str]:
+        """Drop servers that were silent for `FORGET_AFTER_S`; their names."""
+        silent = [name for name, sample in self._latest.items() if now_s - sample.t_s > FORGET_AFTER_S]
+        for name in silent:
+            del self._latest[name]
+        return silent
 
     def views(self, now_s: float) -> tuple[ServerView, ...]:
         return tuple(
@@ -130,3 +133,24 @@ class SampleBook:
     def _is_known(self, sample: LoadSample, now_s: float) -> bool:
         young = now_s - sample.t_s <= self._stale_after_s
         return young and sample.state in KNOWN_STATES and sample.pressure_frac is not None
+
+
+class SampleLog:
+    """Which samples the journal's log gets: one per server and interval, or every one."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._logged_s: dict[str, float] = {}
+
+    def is_due(self, sample: LoadSample) -> bool:
+        """Whether this one goes into the log; then the next one is due an interval later."""
+        if self._every_s == 0:
+            return True
+        last_s = self._logged_s.get(sample.server_id)
+        if last_s is not None and sample.t_s - last_s < self._every_s:
+            return False
+        self._logged_s[sample.server_id] = sample.t_s
+        return True
+
+    def forget(self, server_id: str) -> None:
+        self._logged_s.pop(server_id, None)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter, ValidationError
 
-from controller.journal_file import decision_row
+from controller.journal_tables import decision_row
 from controller.lab_metrics import LabMetrics
 from controller.policy.base import Decision, FleetView, Policy
 from controller.policy_words import check_shadows

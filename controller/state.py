@@ -14,13 +14,13 @@ from controller.config import ControllerSettings
 from controller.costs import CostBook
 from controller.directives import Box, Mailboxes
 from controller.journal import Journal
-from controller.journal_file import JournalReader, recovery_row
+from controller.journal_tables import recovery_row
 from controller.policy import make_policy
 from controller.records import AgentRecord, Configured, RoundEntry
 from controller.recoveries import RecoveryBook
 from controller.registry import LeaseTerms, LiveSlots, Registry
 from controller.rounds import KEPT_ROUNDS, RoundBook
-from controller.samples import SampleBook
+from controller.samples import SampleBook, SampleLog
 from controller.schema import BudgetSpec, BudgetStatus, PolicySpec, Recovery
 from service.errors import ConfigError, InputError
 from sidecar.schema import LoadSample
@@ -37,12 +37,12 @@ class FleetState:
     """Everything that changes, restored from the journal. Setters queue what must survive; callers await the commit."""
 
     def __init__(self, settings: ControllerSettings, journal: Journal, *, now_s: float) -> None:
-        reader = JournalReader(journal.path)
+        reader = journal.reader()
         meta = reader.meta()
         self.settings = settings
         self.journal = journal
         self.reader = reader
-        self.run_id = _restore_run_id(settings, meta)
+        self.run_id = restore_run_id(settings, meta)
         self.run_started_s = float(meta.get("run_started_s", now_s))
         self.paused = meta.get("paused") == "1"
         self.last_decision_id = reader.last_decision_id()
@@ -64,6 +64,7 @@ class FleetState:
             seen_s = max((agent.last_beat_s for agent in agents), default=None)
             self.keep_recovery(self.recoveries.restarted(lost_s=seen_s, epoch=self.registry.epoch, now_s=now_s))
         self.samples = SampleBook(reader.values("servers", LoadSample), stale_after_s=settings.stale_after_s)
+        self.sample_log = SampleLog(settings.journal_samples_every_s)
         self.costs = CostBook(stale_after_s=settings.stale_after_s)
         self.rounds = RoundBook(
             journal,
@@ -135,6 +136,13 @@ class FleetState:
         self.paused = paused
         self.journal.put("meta", "paused", "1" if paused else "0")
 
+    def forget_servers(self, now_s: float) -> None:
+        """Drop servers that are silent for long, from the journal too: names that nobody uses must not add up."""
+        for server_id in self.samples.forget(now_s):
+            self.sample_log.forget(server_id)
+            self.journal.forget("servers", server_id)
+        self.costs.forget(now_s)
+
     def count_syncs(self, now_s: float) -> None:
         """Count the outer steps that have become known."""
         told = self.version if self.registry.version is not None or self.rounds.version > 0 else None
@@ -177,7 +185,8 @@ def _read_configured(meta: dict[str, str]) -> Configured | None:
         return None
 
 
-def _restore_run_id(settings: ControllerSettings, meta: dict[str, str]) -> str:
+def restore_run_id(settings: ControllerSettings, meta: dict[str, str]) -> str:
+    """Raises `ConfigError` when the journal is another run's."""
     kept = meta.get("run_id")
     if kept is not None and settings.run_id is not None and kept != settings.run_id:
         raise ConfigError(

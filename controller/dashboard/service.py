@@ -48,7 +48,9 @@ class Dashboard:
         tasks.start("events", publish)
 
     async def tick(self) -> None:
-        """One tick; a failure is counted and the next one tries again."""
+        """One tick, while there is a state; a failure is counted and the next one tries again."""
+        if not self._controller.has_state:
+            return
         try:
             self._remember()
             if self.feed.num_clients:

@@ -30,8 +30,10 @@ MAX_EXPORTS = 4
 class Source(Protocol):
     """Whose journal is exported (the controller)."""
 
-    state: FleetState
     metrics: Metrics
+
+    @property
+    def state(self) -> FleetState: ...
 
 
 class NotInstalledError(UnavailableError):

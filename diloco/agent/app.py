@@ -28,6 +28,7 @@ from diloco.agent.supervisor import Supervisor
 from diloco.schema import AgentStatus, Progress
 from service.app import build_app
 from service.client import client_options
+from service.peers import Peers
 from service.tasks import Background, every
 
 logger = logging.getLogger(__name__)
@@ -57,15 +58,15 @@ class Agent:
         async with AsyncExitStack() as stack:
             tasks.start("supervisor", lambda: self._supervisor.run(tasks.exit))
             tasks.start("autonomy", lambda: every(AUTONOMY_PERIOD_S, tasks.exit, self._sync_if_alone))
-            if self.settings.controller is not None:
-                options = client_options(
-                    self.settings, self.settings.controller, timeout_s=self.settings.request_timeout_s
-                )
+            urls = self.settings.controllers
+            if urls:
+                options = client_options(self.settings, urls[0], timeout_s=self.settings.request_timeout_s)
                 http = await stack.enter_async_context(httpx.AsyncClient(**options))
                 link = ControllerLink(
                     self.state,
                     http,
                     self._metrics,
+                    peers=Peers(urls),
                     on_directive=self._obey,
                     on_pause=self._supervisor.apply_pause,
                 )

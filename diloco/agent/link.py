@@ -1,6 +1,8 @@
 """The agent's line to the controller: registration, heartbeats, directives.
 
-The controller may be away at any time and for any length; training never waits for it once there is a slot.
+The controller may be away at any time and for any length; training never waits for it once there is a slot. Of several
+controllers one leads; one that does not answer, or answers 503, is left for the next, by heartbeats and directives
+alike.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from diloco.agent.state import NO_SYNCHRONIZER, AgentState
 from diloco.schema import SyncTimes
 from service.client import explain_response
 from service.errors import ConfigError, ConflictError, InputError, UnavailableError, WadilocoError
+from service.peers import Peers
 from service.tasks import wait_for_exit
 
 logger = logging.getLogger(__name__)
@@ -44,12 +47,14 @@ class ControllerLink:
         http: httpx.AsyncClient,
         metrics: IslandMetrics,
         *,
+        peers: Peers,
         on_directive: Callable[[Directive], None],
         on_pause: Callable[[bool], None],
     ) -> None:
         self._state = state
         self._http = http
         self._metrics = metrics
+        self._peers = peers
         self._on_directive = on_directive
         self._on_pause = on_pause
         self._registered = asyncio.Event()
@@ -70,7 +75,9 @@ class ControllerLink:
                 failures += 1
                 self._note_failure(exc, failures)
                 self._draw_consequences(exc)
-                pause_s = backoff_s(failures, first_s=RETRY_FIRST_S, longest_s=RETRY_LONGEST_S)
+                # Each of several controllers has failed once before the pause grows.
+                rounds = 1 + (failures - 1) // len(self._peers)
+                pause_s = backoff_s(rounds, first_s=RETRY_FIRST_S, longest_s=RETRY_LONGEST_S)
             else:
                 if failures:
                     logger.info("controller is back failures=%d", failures)
@@ -119,7 +126,8 @@ class ControllerLink:
             async with asyncio.timeout(FAREWELL_S):
                 await self._beat(lease)
         with contextlib.suppress(httpx.HTTPError):
-            await self._http.delete(self._agent, params={"instance": self._state.instance}, timeout=FAREWELL_S)
+            url = f"{self._peers.current}{self._agent}"
+            await self._http.delete(url, params={"instance": self._state.instance}, timeout=FAREWELL_S)
 
     async def _register(self) -> None:
         state, settings = self._state, self._state.settings
@@ -173,10 +181,12 @@ class ControllerLink:
         if reply.paused != state.paused:
             self._on_pause(reply.paused)
 
-    async def _poll(self) -> Directives:
+    async def _poll(self) -> Directives | None:
+        """The next directives; None when the controller that was asked is left meanwhile."""
         wait_s = times_of(self._state.limits_lease).poll_s
         params = {"after": self._directive_seq, "wait_s": wait_s, "instance": self._state.instance}
-        return await self._ask(Directives, "GET", f"{self._agent}/directives", params=params, extra_wait_s=wait_s)
+        asking = self._ask(Directives, "GET", f"{self._agent}/directives", params=params, extra_wait_s=wait_s)
+        return await _unless(self._peers.moved, asking)
 
     def _take(self, directive: Directive, lease: AgentLease) -> None:
         is_for_us = counts(directive, lease_epoch=lease.epoch, last_seq=self._directive_seq)
@@ -191,12 +201,18 @@ class ControllerLink:
     async def _ask(self, model: type[M], method: str, path: str, *, extra_wait_s: float = 0.0, **arguments: Any) -> M:
         longest_s = times_of(self._state.limits_lease).request_s
         timeout_s = min(self._state.settings.request_timeout_s, longest_s) + extra_wait_s
+        url = self._peers.current
         try:
             async with asyncio.timeout(timeout_s):
-                response = await self._http.request(method, path, timeout=timeout_s, **arguments)
+                response = await self._http.request(method, f"{url}{path}", timeout=timeout_s, **arguments)
         except (httpx.HTTPError, TimeoutError) as exc:
+            self._peers.leave(url)
             self._state.missed_controller()
             raise UnavailableError(f"{type(exc).__name__}: {exc}", field="controller") from exc
+        if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            # It lives and does not lead: as good as away, for an island that waits for decisions.
+            self._peers.leave(url)
+            self._state.missed_controller()
         self._raise_refusal(response)
         self._state.heard_controller()
         try:
@@ -244,7 +260,7 @@ def _field_of(response: httpx.Response) -> str | None:
 
 
 async def _unless(exit_event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of ``work``; None when ``exit_event`` comes first."""
+    """The result of ``work``; None when ``exit_event`` comes first (an exit, or that a peer was left)."""
     task = asyncio.create_task(work)
     exiting = asyncio.create_task(exit_event.wait())
     try:

@@ -10,7 +10,7 @@ import pytest
 import wadiloco
 from controller.control_main import _split_action
 from tests.controller.helpers import progress
-from tests.controller.test_process import controller
+from tests.controller.processes import controller
 
 pytestmark = pytest.mark.usefixtures("root_logging")
 

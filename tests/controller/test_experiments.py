@@ -320,7 +320,7 @@ def test_a_damaged_row_costs_the_experiment_and_not_the_start(tmp_path: Path, ca
         assert (await client.http.get("/healthz")).status_code == 200
 
     play(settings(tmp_path), clock, with_fleet(before, clock))
-    with sqlite3.connect(settings(tmp_path).journal) as journal:
+    with sqlite3.connect(str(settings(tmp_path).journal)) as journal:
         journal.execute("UPDATE meta SET body = '{}' WHERE key = 'experiment:1'")
     journal.close()
     play(settings(tmp_path), clock, after)
@@ -346,7 +346,7 @@ def test_a_block_that_is_lost_is_run_again_with_all_that_follow(tmp_path: Path) 
         assert (status.state, status.result.pairs) == (ExperimentState.DONE, 2)
 
     play(settings(tmp_path), clock, with_fleet(before, clock))
-    with sqlite3.connect(settings(tmp_path).journal) as journal:
+    with sqlite3.connect(str(settings(tmp_path).journal)) as journal:
         journal.execute("DELETE FROM meta WHERE key = 'experiment:1:1'")
     journal.close()
     play(settings(tmp_path), clock, after)

@@ -163,7 +163,7 @@ def test_ids_go_on_rising_when_old_records_were_dropped(tmp_path: Path) -> None:
     for _ in range(3):
         run(nothing)
     journal = Journal(tmp_path / "journal.sqlite")
-    journal.prune(clock())
+    journal.prune({"recoveries": clock()})
     journal.close()
     run(last)
 

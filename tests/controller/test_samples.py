@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from controller.samples import FORGET_AFTER_S, SampleBook, SampleOutcome
+from controller.samples import FORGET_AFTER_S, SampleBook, SampleLog, SampleOutcome
+from sidecar.schema import LoadSample
 from tests.controller.helpers import START_S, sample
 
 
@@ -79,3 +80,27 @@ def test_a_server_that_is_gone_for_good_is_forgotten() -> None:
     assert samples.num_known(START_S)[0] == 1
     samples.forget(START_S + FORGET_AFTER_S + 1)
     assert samples.num_known(START_S) == (0, 0)
+
+
+def test_the_log_gets_every_sample_unless_an_interval_is_set() -> None:
+    log = SampleLog(0.0)
+    assert all(log.is_due(LoadSample.model_validate(sample(t_s=START_S + second))) for second in (0, 0.1, 0.2))
+
+
+def test_the_log_gets_one_sample_per_server_and_interval() -> None:
+    log = SampleLog(10.0)
+    logged = [
+        (server_id, second)
+        for second in range(25)
+        for server_id in ("vllm-0", "vllm-1")
+        if log.is_due(LoadSample.model_validate(sample(server_id, START_S + second)))
+    ]
+    assert logged == [(server_id, second) for second in (0, 10, 20) for server_id in ("vllm-0", "vllm-1")]
+
+
+def test_servers_that_are_silent_for_long_are_named_when_they_are_forgotten() -> None:
+    samples = book()
+    samples.offer(sample("old", START_S), START_S)
+    samples.offer(sample("young", START_S + 60), START_S + 60)
+    assert samples.forget(START_S + FORGET_AFTER_S + 1) == ["old"]
+    assert samples.forget(START_S + FORGET_AFTER_S + 1) == []

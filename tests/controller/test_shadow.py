@@ -272,7 +272,7 @@ def test_a_journal_from_before_shadows_is_taken_over(tmp_path: Path) -> None:
 
     play(make_settings(tmp_path, tick_s=4), clock, before)
     later = make_settings(tmp_path, tick_s=4, shadow_policies="no_sync")
-    with sqlite3.connect(later.journal) as journal:
+    with sqlite3.connect(str(later.journal)) as journal:
         for column in ("slot", "shadow"):
             journal.execute(f"ALTER TABLE decisions DROP COLUMN {column}")
     journal.close()

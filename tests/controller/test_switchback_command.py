@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.controller.helpers import progress, sample
-from tests.controller.test_process import DEADLINE_S, Process, controller, eventually
+from tests.controller.processes import DEADLINE_S, Process, controller, eventually
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,7 @@ import pytest
 
 import wadiloco
 from tests.controller.export.journals import fill
-from tests.controller.test_process import controller
+from tests.controller.processes import controller
 
 pytestmark = pytest.mark.usefixtures("root_logging")
 
