@@ -153,15 +153,22 @@ def test_ids_go_on_rising_when_old_records_were_dropped(tmp_path: Path) -> None:
     def run(body: Callable[[Client], Any]) -> None:
         play(make_settings(tmp_path, retention_s=60), clock, body)
 
-    async def nothing(_: Client) -> None:
+    async def first(_: Client) -> None:
+        clock.advance(1000)
+
+    async def again(client: Client) -> None:
+        await seen(client, "controller_restarted")
         clock.advance(1000)
 
     async def last(client: Client) -> None:
-        page = await client.get("/v1/recoveries", since=0)
-        assert (page["recoveries"][-1]["id"], page["next_since"]) == (3, 3)
+        async def is_third() -> bool:
+            page = await client.get("/v1/recoveries", since=0)
+            return (page["recoveries"][-1]["id"], page["next_since"]) == (3, 3)
 
-    for _ in range(3):
-        run(nothing)
+        await until(is_third, "a third id")
+
+    for body in (first, again, again):
+        run(body)
     journal = Journal(tmp_path / "journal.sqlite")
     journal.prune({"recoveries": clock()})
     journal.close()

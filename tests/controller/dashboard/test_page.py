@@ -123,7 +123,7 @@ def wait_text(page: Page, selector: str, text: str) -> None:
 def test_the_page_shows_the_fleet_and_why_it_syncs_or_not(fleet: LiveFleet, open_page: OpenPage) -> None:
     page = open_page(fleet.controller.url)
     wait_live(page)
-    wait_text(page, "#rounds", "applied")
+    wait_text(page, "#rounds tbody", "applied")
     assert page.title() == "WA-DiLoCo demo-run"
     assert page.locator("#servers tbody tr").count() == 6
     cells = row(page, "servers", "vllm-4").locator("td").all_text_contents()
@@ -452,7 +452,7 @@ def test_tables_name_their_columns_and_rows_and_motion_is_still_where_it_is_unwa
 def test_the_page_itself_never_scrolls_sideways(fleet: LiveFleet, open_page: OpenPage, size: dict[str, int]) -> None:
     page = open_page(fleet.controller.url, size=size)
     wait_live(page)
-    wait_text(page, "#rounds", "applied")
+    wait_text(page, "#rounds tbody", "applied")
     assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
     page.locator("#decisions summary").first.click()
     page.get_by_role("button", name="Sync now", exact=True).click()
@@ -498,7 +498,7 @@ CONTRAST = """() => {
 def test_every_text_stands_out_from_what_is_behind_it(fleet: LiveFleet, open_page: OpenPage, scheme: str) -> None:
     page = open_page(fleet.controller.url, color_scheme=scheme)
     wait_live(page)
-    wait_text(page, "#rounds", "applied")
+    wait_text(page, "#rounds tbody", "applied")
     page.locator("#decisions summary").first.click()
     page.get_by_role("button", name="Sync now", exact=True).click()
     page.locator("#confirm-no").click()
@@ -533,6 +533,6 @@ def test_the_api_page_needs_no_other_server_and_tries_an_operation(fleet: LiveFl
 def test_pictures_of_the_page(fleet: LiveFleet, open_page: OpenPage, size: dict[str, int], scheme: str) -> None:
     page = open_page(fleet.controller.url, size=size, color_scheme=scheme)
     wait_live(page)
-    wait_text(page, "#rounds", "applied")
+    wait_text(page, "#rounds tbody", "applied")
     wait_text(page, "#load", "Arrivals")
     take_screenshot(page, f"dashboard-{size['width']}-{scheme}")

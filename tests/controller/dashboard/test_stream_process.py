@@ -79,7 +79,8 @@ def test_samples_reach_the_stream_within_a_tick_or_two(tmp_path: Path) -> None:
 def test_a_client_that_goes_away_is_no_longer_counted(tmp_path: Path) -> None:
     with live_controller(tmp_path) as controller, controller.client() as http:
         with controller.client() as other, other.stream("GET", "/v1/events") as answer:
-            assert next(answer.iter_lines()).startswith("retry: ")
+            lines = answer.iter_lines()  # kept: the stream closes with its iterator
+            assert next(lines).startswith("retry: ")
             assert "wadiloco_controller_events_clients 1.0" in http.get("/metrics").text
         waiting = threading.Event()
         for _ in range(int(DEADLINE_S / 0.05)):
