@@ -5,14 +5,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 VLLM_VENV ?= .venv-vllm
 
-.PHONY: help install vllm check test demo bench bench-forecast bench-gate clean
+.PHONY: help install vllm check test demo bench bench-forecast bench-gate bench-policy bench-controller clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints-dev.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints-dev.txt -e '.[train,replay,dev]'
+	$(BIN)/python -m pip install -q -c constraints-dev.txt -e '.[train,replay,export,postgres,dev]'
 	@touch $@
 
 install: $(STAMP) ## make .venv with everything but vLLM
@@ -41,6 +41,12 @@ bench-forecast: $(STAMP) ## the forecaster against fixed smoothing factors and r
 
 bench-gate: $(STAMP) vllm ## what training costs a real server with each kind of gate (BENCH_GATE='rounds seconds loads')
 	$(BIN)/python -m pytest -m bench -s tests/bench/test_gate.py
+
+bench-policy: $(STAMP) ## what each policy's choice of moments is worth against random and best ones (TRACE=FILE for your own)
+	$(if $(TRACE),BENCH_POLICY_TRACE='$(abspath $(TRACE))') $(BIN)/python -m pytest -m bench -s tests/bench/test_policy.py
+
+bench-controller: $(STAMP) ## a large fleet on one core (BENCH_CONTROLLER='seconds sidecars islands')
+	$(BIN)/python -m pytest -m bench -s tests/bench/test_controller.py
 
 clean: ## remove both environments and all output
 	rm -rf $(VENV) $(VLLM_VENV) .local out build *.egg-info

@@ -26,6 +26,8 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {
     "sidecar": Command("sidecar.main", None, "watch one vLLM server: load, forecast, SLO accounts"),
     "controller": Command("controller.main", None, "decide when islands sync: registry, policy, budget, journal"),
+    "export": Command("controller.export.main", None, "a table of a run as CSV or Parquet, for BI tools"),
+    "control": Command("controller.control_main", None, "pause, resume, sync now, drain, swap; with --dry-run"),
     "synchronizer": Command(
         "diloco.synchronizer.main",
         "train",
@@ -39,7 +41,14 @@ COMMANDS: dict[str, Command] = {
         "replay a traffic trace under each policy and compare",
         "replay.config:ReplaySettings",
     ),
+    "simulate": Command(
+        "replay.simulate",
+        "replay",
+        "the same comparison on a virtual clock, in seconds, without servers",
+        "replay.simulate_config:SimulateSettings",
+    ),
     "calibrate": Command("replay.calibrate", None, "SLO violations by load and phase, from recorded traffic"),
+    "switchback": Command("controller.switchback_main", None, "compare two policies in turns on the running fleet"),
     "doctor": Command("sidecar.doctor", None, "look at a vLLM server and say what to change"),
     "demo": Command(
         "replay.demo",

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Body, Path, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
-from prometheus_client import Counter
+from fastapi import APIRouter, Body, Path, Query, Request
 
 from controller import examples
+from controller.control import Operator
 from controller.core import Controller
+from controller.export.api import build_export_router
 from controller.ingest import read_batch
 from controller.loop import Loop
 from controller.schema import (
@@ -28,10 +26,12 @@ from controller.schema import (
     HeartbeatReply,
     IslandStatus,
     PolicySpec,
+    RecoveryPage,
     RoundPage,
     SampleBatch,
     SampleReceipt,
 )
+from service.routes import counting_route
 
 MAX_WAIT_S = 30.0
 # Number of an id or a position that SQLite can hold.
@@ -52,30 +52,12 @@ Instance = Annotated[str, Query(min_length=1, max_length=64, description="The pr
 def build_router(controller: Controller, loop: Loop) -> APIRouter:
     router = APIRouter(prefix="/v1")
     _add_fleet_routes(router, controller)
-    _add_operator_routes(router, controller, loop)
-    agents = APIRouter(route_class=counting_route(controller.metrics.reports))
+    _add_operator_routes(router, controller, Operator(controller, loop))
+    router.include_router(build_export_router(controller))
+    agents = APIRouter(route_class=counting_route(controller.metrics.reports.labels("invalid")))
     _add_agent_routes(agents, controller)
     router.include_router(agents)
     return router
-
-
-def counting_route(reports: Counter) -> type[APIRoute]:
-    """Routes that count requests whose body or query is not what the schema says."""
-
-    class CountingRoute(APIRoute):
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            handle = super().get_route_handler()
-
-            async def counted(request: Request) -> Response:
-                try:
-                    return await handle(request)
-                except RequestValidationError:
-                    reports.labels("invalid").inc()
-                    raise
-
-            return counted
-
-    return CountingRoute
 
 
 def _add_fleet_routes(router: APIRouter, controller: Controller) -> None:
@@ -100,6 +82,16 @@ def _add_fleet_routes(router: APIRouter, controller: Controller) -> None:
         limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     ) -> DecisionPage:
         return await controller.decisions(since=since, limit=limit)
+
+    @router.get("/recoveries", tags=["views"], summary="What was lost and how it came back, oldest first")
+    async def get_recoveries(
+        since: Annotated[
+            int | None,
+            Query(ge=0, le=MAX_NUMBER, description="Only records with a higher id; without it the newest ones."),
+        ] = None,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    ) -> RecoveryPage:
+        return await controller.recoveries(since=since, limit=limit)
 
     @router.get("/rounds", tags=["views"], summary="The newest outer rounds, oldest first")
     async def get_rounds(limit: Annotated[int, Query(ge=1, le=1000)] = 1000) -> RoundPage:
@@ -135,7 +127,7 @@ def _add_agent_routes(router: APIRouter, controller: Controller) -> None:
         await controller.leave(agent_id, instance)
 
 
-def _add_operator_routes(router: APIRouter, controller: Controller, loop: Loop) -> None:
+def _add_operator_routes(router: APIRouter, controller: Controller, operator: Operator) -> None:
     @router.get("/policy", tags=["operator"], summary="The policy in force")
     async def get_policy() -> PolicySpec:
         return controller.state.policy_spec
@@ -152,8 +144,8 @@ def _add_operator_routes(router: APIRouter, controller: Controller, loop: Loop) 
     async def put_budget(spec: Annotated[BudgetSpec, Body(openapi_examples=examples.BUDGET)]) -> BudgetStatus:
         return await controller.set_budget(spec)
 
-    @router.post("/control", tags=["operator"], summary="Pause, resume, or sync now")
+    @router.post("/control", tags=["operator"], summary="Pause, resume, sync now, drain, swap; or what that would do")
     async def post_control(
         request: Annotated[ControlRequest, Body(openapi_examples=examples.CONTROL)],
     ) -> ControlReply:
-        return await loop.control(request.action)
+        return await operator.obey(request)

@@ -2,67 +2,148 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import secrets
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
+from functools import partial
+from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI, Request, Response
 
 from controller.api import build_router
 from controller.clock import Clock, steady_clock
 from controller.config import ControllerSettings
 from controller.core import Controller
+from controller.dashboard.service import Dashboard
+from controller.database_url import DatabaseUrl
+from controller.headroom import CostSource
+from controller.headroom_monitor import EVERY_S as HEADROOM_EVERY_S
 from controller.journal import Journal
+from controller.lab_api import build_lab_router
+from controller.leadership import RETRY_AFTER_S, StandbyError
 from controller.loop import Loop
 from controller.metrics import FleetCollector, Metrics
-from controller.state import FleetState
-from service.app import build_app
+from controller.refusals import CountRefusals
+from controller.state import FleetState, restore_run_id
+from service.app import build_app, error_response
+from service.extras import require_extra
 from service.tasks import Background, every
+
+if TYPE_CHECKING:
+    from controller.contender import Contender, Seat
 
 DESCRIPTION = "Decides when the islands of one fleet sync: registry, policy, budget, journal."
 # 20,000 samples of a relay.
 MAX_BODY_BYTES = 64 << 20
 
 
-def build_controller_app(settings: ControllerSettings, *, clock: Clock | None = None) -> FastAPI:
-    """Open the journal, restore the state and build the application; its lifespan closes the journal.
+def build_controller_app(
+    settings: ControllerSettings, *, clock: Clock | None = None, costs: CostSource | None = None
+) -> FastAPI:
+    """Open the journal and build the application; its lifespan closes the journal.
+
+    With a file the state is restored here, with a database when the lead is won.
 
     Raises:
         ConfigError: the journal cannot be used, or belongs to another run.
-        ConflictError: another controller uses the journal.
+        ConflictError: another controller uses the file.
+        UnavailableError: the packages for PostgreSQL are missing.
     """
     clock = clock or steady_clock()
+    if isinstance(settings.journal, DatabaseUrl):
+        return _build_contending(settings, clock, settings.journal, costs)
     journal = Journal(settings.journal)
     try:
         state = FleetState(settings, journal, now_s=clock())
     except BaseException:
         journal.close()
         raise
-    metrics = Metrics()
-    controller = Controller(state, metrics, clock)
+    return _build(settings, Controller(state, Metrics(), clock, costs=costs))
+
+
+def _build_contending(
+    settings: ControllerSettings, clock: Clock, url: DatabaseUrl, costs: CostSource | None
+) -> FastAPI:
+    require_extra("postgres")
+    # Only here: a controller with a file needs none of it.
+    from controller.contender import Contender
+    from controller.journal_postgres import Database
+    from controller.leader_lock import LeaderLock
+    from controller.succession import FleetSeat
+
+    database = Database(url)
+    with closing(database.reader()) as reader:
+        restore_run_id(settings, reader.meta())
+    holder = f"{socket.gethostname()}-{secrets.token_hex(4)}"
+    make_lock = partial(LeaderLock, database, holder=holder, url=settings.advertise_url, failover_s=settings.failover_s)
+    contender = Contender(make_lock, failover_s=settings.failover_s)
+    controller = Controller(None, Metrics(), clock, leadership=contender, costs=costs)
+    return _build(settings, controller, contender, FleetSeat(controller, settings, database, clock))
+
+
+def _build(
+    settings: ControllerSettings, controller: Controller, contender: Contender | None = None, seat: Seat | None = None
+) -> FastAPI:
     loop = Loop(controller)
-    metrics.registry.register(FleetCollector(controller.gauges))
+    dashboard = Dashboard(controller)
+    controller.metrics.registry.register(FleetCollector(controller.gauges, controller.leadership))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI, tasks: Background) -> AsyncIterator[None]:
         async def release_polls() -> None:
             await tasks.exit.wait()
-            state.mailboxes.close()
+            if controller.has_state:
+                controller.state.mailboxes.close()
 
         tasks.start("release polls", release_polls)
+        dashboard.start(tasks)
+        if contender is not None and seat is not None:
+            tasks.start("lead", partial(contender.run, tasks.exit, seat))
         tasks.start("decide", lambda: every(settings.tick_s, tasks.exit, loop.tick))
+        tasks.start("headroom", lambda: every(HEADROOM_EVERY_S, tasks.exit, loop.refresh_headroom))
         try:
             yield
         finally:
-            journal.close()
+            # The lead last: what is queued can only be written while it is this one's.
+            if controller.has_state:
+                controller.state.journal.close()
+            if contender is not None:
+                contender.close()
 
     app = build_app(
         settings,
         lifespan=lifespan,
-        registry=metrics.registry,
-        readiness=lambda: journal.failure,
+        registry=controller.metrics.registry,
+        readiness=lambda: controller.obstacle,
         description=DESCRIPTION,
         max_body_bytes=MAX_BODY_BYTES,
     )
-    app.include_router(build_router(controller, loop))
+    app.add_middleware(CountRefusals, refusals=controller.metrics.refusals)
+    app.add_exception_handler(StandbyError, answer_standby)
+    for router in (build_router(controller, loop), build_lab_router(controller)):
+        app.include_router(router, dependencies=[Depends(leader_only(controller))])
+    app.include_router(dashboard.router)
+    app.state.loop = loop
     app.state.controller = controller
+    app.state.dashboard = dashboard
     return app
+
+
+def leader_only(controller: Controller) -> Callable[[Request], Awaitable[None]]:
+    """A dependency of routes: what changes something, and directives, are the leader's alone."""
+
+    async def check(request: Request) -> None:
+        if request.method not in {"GET", "HEAD"} or request.url.path.endswith("/directives"):
+            controller.check_leads()
+
+    return check
+
+
+async def answer_standby(_: Request, exc: Exception) -> Response:
+    assert isinstance(exc, StandbyError)
+    response = error_response(exc.http_status, "StandbyError", exc.message, None, exc.remedy)
+    response.headers["Retry-After"] = str(RETRY_AFTER_S)
+    if exc.leader_url is not None:
+        response.headers["Leader-URL"] = exc.leader_url
+    return response

@@ -1,4 +1,4 @@
-"""The sync budget: how many outer syncs may be spent until a horizon ends, and how far apart.
+"""The sync budget: how many outer syncs may be spent until a horizon ends, or per hour, and how far apart.
 
 A period starts when it is set. After its horizon nothing is spent any more until a new one is set. Every outer step
 since then costs one sync, told by a report or by the version of the global parameters alone (`controller.rounds`); a
@@ -18,6 +18,8 @@ def check_budget(spec: BudgetSpec) -> None:
     Raises:
         InputError: naming the field and the remedy.
     """
+    _check_rate(spec)
+    _check_deferral(spec)
     if spec.horizon_s is None:
         return
     if spec.outer_syncs is None:
@@ -33,6 +35,42 @@ def check_budget(spec: BudgetSpec) -> None:
             f" but the horizon is {spec.horizon_s:g} s",
             field="budget_horizon_s",
             remedy="lengthen the horizon, shorten min_gap_s, or lower the number of syncs",
+        )
+
+
+def _check_rate(spec: BudgetSpec) -> None:
+    if spec.syncs_per_hour is None:
+        return
+    if spec.outer_syncs is not None or spec.horizon_s is not None:
+        raise InputError(
+            "a rate has no number and no horizon",
+            field="budget_syncs_per_hour",
+            remedy="set either the rate, or budget_syncs with budget_horizon_s",
+        )
+    period_s = 3600.0 / spec.syncs_per_hour
+    if spec.min_gap_s > period_s:
+        raise InputError(
+            f"{spec.syncs_per_hour:g} syncs per hour come every {period_s:g} s, but min_gap_s is {spec.min_gap_s:g} s",
+            field="budget_syncs_per_hour",
+            remedy="lower the rate or shorten min_gap_s",
+        )
+
+
+def _check_deferral(spec: BudgetSpec) -> None:
+    """A longest wait that the number, the rate or the gap do not leave room for would be broken, or break them."""
+    if spec.max_defer_s is None:
+        return
+    least_s, what = spec.min_gap_s, f"min_gap_s {spec.min_gap_s:g} s"
+    if spec.syncs_per_hour is not None:
+        least_s, what = 3600.0 / spec.syncs_per_hour, f"{spec.syncs_per_hour:g} syncs per hour"
+    elif spec.outer_syncs is not None and spec.horizon_s is not None:
+        least_s = max(least_s, spec.horizon_s / (spec.outer_syncs + 1))
+        what = f"{spec.outer_syncs} syncs in {spec.horizon_s:g} s, at least {spec.min_gap_s:g} s apart"
+    if spec.max_defer_s < least_s:
+        raise InputError(
+            f"{what} cannot come within {spec.max_defer_s:g} s of each other",
+            field="budget_max_defer_s",
+            remedy=f"raise it to {least_s:g} s or more, or change the rest of the budget",
         )
 
 
@@ -63,6 +101,8 @@ def view_budget(budget: BudgetStatus) -> BudgetView:
         outer_syncs=budget.spec.outer_syncs,
         horizon_s=budget.spec.horizon_s,
         min_gap_s=budget.spec.min_gap_s,
+        syncs_per_hour=budget.spec.syncs_per_hour,
+        max_defer_s=budget.spec.max_defer_s,
         started_s=budget.started_s,
         spent=budget.spent,
         last_sync_s=budget.last_sync_s,

@@ -10,12 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from controller.budget import check_budget, is_over
 from controller.clock import Clock
+from controller.dashboard.recent import Recent, read_recent
+from controller.handover import Handover
+from controller.headroom import CostSource
+from controller.lab import Lab
+from controller.lab_metrics import LabCollector, LabMetrics
+from controller.leadership import Leadership, SoleLeader
 from controller.metrics import Gauges, Metrics
 from controller.nonsense import check_heartbeat
-from controller.policy.base import summarize
+from controller.orders import write_sync
+from controller.policy.base import Binding, summarize
 from controller.records import AgentRecord, Membership
 from controller.rounds import outcome_of
 from controller.samples import SampleOutcome
@@ -26,13 +34,15 @@ from controller.schema import (
     BudgetSpec,
     BudgetStatus,
     DecisionPage,
-    DirectiveKind,
     Directives,
     Fleet,
     Heartbeat,
     HeartbeatReply,
     IslandStatus,
     PolicySpec,
+    Recovery,
+    RecoveryPage,
+    RecoveryRecord,
     RejectedSample,
     RoundPage,
     SampleReceipt,
@@ -47,18 +57,96 @@ SAMPLES_AT_ONCE = 100
 """Some two milliseconds."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenure:
+    """What a controller has while it has the state."""
+
+    state: FleetState
+    lab: Lab
+    recent: Recent
+
+
 class Controller:
     """The operations behind the HTTP endpoints."""
 
-    def __init__(self, state: FleetState, metrics: Metrics, clock: Clock) -> None:
-        self.state = state
+    def __init__(
+        self,
+        state: FleetState | None,
+        metrics: Metrics,
+        clock: Clock,
+        *,
+        leadership: Leadership | None = None,
+        costs: CostSource | None = None,
+    ) -> None:
         self.metrics = metrics
         self.clock = clock
+        self.leadership = leadership or SoleLeader()
+        self._costs = costs
+        self._lab_metrics = LabMetrics(metrics.registry)
+        metrics.registry.register(
+            LabCollector(
+                lambda: self.lab.headroom.latest if self.has_state else None,
+                lambda: self.lab.running_block if self.has_state else None,
+            )
+        )
+        self._tenure = self.prepare(state) if state is not None else None
+        self.handover = Handover(self)
+
+    def prepare(self, state: FleetState) -> Tenure:
+        """All that is restored with a state; it reads the journal, and so may block."""
+        lab = Lab(state, self._lab_metrics, self.clock, costs=self._costs or state.costs)
+        return Tenure(state=state, lab=lab, recent=read_recent(state))
+
+    def enter(self, tenure: Tenure | None) -> None:
+        """Work on this from now on; on nothing, while another controller leads."""
+        self._tenure = tenure
+
+    @property
+    def has_state(self) -> bool:
+        return self._tenure is not None
+
+    @property
+    def state(self) -> FleetState:
+        """The state as of now; another one after the lead was lost and won again.
+
+        Raises:
+            StandbyError: another controller has it.
+        """
+        return self._held.state
+
+    @property
+    def lab(self) -> Lab:
+        """As `state`."""
+        return self._held.lab
+
+    @property
+    def recent(self) -> Recent:
+        """As `state`."""
+        return self._held.recent
+
+    @property
+    def _held(self) -> Tenure:
+        if self._tenure is None:
+            raise self.leadership.refusal
+        return self._tenure
+
+    def check_leads(self) -> None:
+        """Raises `StandbyError` unless this controller may decide and promise."""
+        if not self.leadership.leads:
+            raise self.leadership.refusal
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why the service is not ready."""
+        if not self.leadership.leads:
+            return str(self.leadership.refusal)
+        return self.state.journal.failure
 
     async def ingest(self, samples: Sequence[object]) -> SampleReceipt:
         """Judge each sample alone; returns once the good ones are on disk, if it can be written."""
         now_s = self.clock()
         rejected = []
+        accepted = []
         for index, raw in enumerate(samples):
             if index % SAMPLES_AT_ONCE == SAMPLES_AT_ONCE - 1:
                 await asyncio.sleep(0)  # ticks and long polls go first
@@ -67,15 +155,22 @@ class Controller:
             if verdict.outcome is not SampleOutcome.ACCEPTED:
                 rejected.append(RejectedSample(index=index, reason=verdict.outcome, detail=verdict.detail[:500]))
             elif verdict.sample is not None:
-                body = verdict.sample.model_dump_json(exclude_none=True)
-                self.state.journal.append("samples", (verdict.sample.server_id, verdict.sample.t_s, body))
-                self.state.journal.put("servers", verdict.sample.server_id, body)
+                accepted.append(verdict.sample)
+                self.recent.history.add(verdict.sample)
+                self.state.costs.offer(verdict.sample)
+                if self.state.sample_log.is_due(verdict.sample):
+                    body = verdict.sample.model_dump_json(exclude_none=True)
+                    self.state.journal.append("samples", (verdict.sample.server_id, verdict.sample.t_s, body))
+                    self.state.journal.put("servers", verdict.sample.server_id, body)
+        self.lab.observe(accepted)
         await self._try_commit()
         return SampleReceipt(accepted=len(samples) - len(rejected), rejected=rejected)
 
     async def register(self, request: AgentRegistration) -> AgentLease:
+        self._check_fragments(request)
         epoch = self.state.registry.epoch
         agent = self.state.registry.register(request, now_s=self.clock())
+        self.note_recoveries(self.clock())
         if self.state.registry.epoch != epoch:
             logger.info("member agent=%s slot=%s epoch=%d", agent.agent_id, agent.slot, self.state.registry.epoch)
         directive_seq = self.state.mailboxes.seq
@@ -84,6 +179,16 @@ class Controller:
         await self.state.journal.commit()
         self.state.mailboxes.announce(newest_seq)
         return self._lease(agent, directive_seq=directive_seq)
+
+    def _check_fragments(self, request: AgentRegistration) -> None:
+        """Raises `InputError` when the run cuts the parameters into more fragments than the agent can sync."""
+        wanted = self.state.settings.num_fragments
+        if request.num_fragments < wanted:
+            raise InputError(
+                f"{request.agent_id} syncs {request.num_fragments} at a time, this run has {wanted}",
+                field="num_fragments",
+                remedy=f"run the controller with --num-fragments {request.num_fragments}",
+            )
 
     def _lease(self, agent: AgentRecord, *, directive_seq: int) -> AgentLease:
         settings = self.state.settings
@@ -101,31 +206,25 @@ class Controller:
             resume=agent.resume,
             paused=self.state.paused,
             autonomy=self._autonomy(),
+            sync_timeout_s=settings.sync_timeout_s,
         )
 
     def _repeat_open_sync(self, agent: AgentRecord) -> None:
         """Send the directive of a round that waits for this slot anew: under a new lease its old epoch is void."""
         awaiting = self.state.rounds.open
-        if awaiting is None or awaiting.directed_s is None or agent.slot not in awaiting.missing:
+        if awaiting is None or awaiting.directed_s is None or agent.slot is None:
             return
-        self.state.mailboxes.write(
-            agent.agent_id,
-            DirectiveKind.SYNC,
-            epoch=self.state.registry.epoch,
-            t_s=self.clock(),
-            round=awaiting.round,
-            quorum=len(awaiting.expected),
-            deadline_s=awaiting.directed_s + self.state.settings.sync_timeout_s,
-            reason=awaiting.reason,
-        )
+        if agent.slot in awaiting.missing and agent.slot in awaiting.told:
+            write_sync(self.state, [agent], awaiting, reason=awaiting.reason, now_s=self.clock())
 
     def _autonomy(self) -> Autonomy:
         budget = self.state.budget
         horizon_s = budget.spec.horizon_s
+        per_hour = budget.spec.syncs_per_hour
         return Autonomy(
             allowed=self.state.policy.syncs and not is_over(budget, self.clock()),
             max_syncs=budget.remaining,
-            min_gap_s=budget.spec.min_gap_s,
+            min_gap_s=budget.spec.min_gap_s if per_hour is None else max(budget.spec.min_gap_s, 3600.0 / per_hour),
             until_s=None if horizon_s is None else budget.started_s + horizon_s,
         )
 
@@ -157,7 +256,9 @@ class Controller:
         registry.check_epoch(agent, beat.epoch)
         check_heartbeat(beat, registry.known(agent, version=self.state.version), now_s=now_s)
         told = registry.version
-        agent = registry.beat(agent, beat, now_s=now_s)
+        before, agent = agent, registry.beat(agent, beat, now_s=now_s)
+        for record in self.state.recoveries.hear(before, agent, epoch=registry.epoch, now_s=now_s):
+            self._note_recovery(record)
         if agent.slot is not None:
             for report in beat.syncs:
                 self.state.rounds.absorb(
@@ -170,7 +271,21 @@ class Controller:
                 )
         if beat.syncs or registry.version != told:
             self.close_rounds(now_s)
+        self.handover.after_syncs(agent, beat.syncs, now_s=now_s)
         return agent
+
+    def note_recoveries(self, now_s: float) -> None:
+        """Journal what the latest changes of membership mean."""
+        for change in self.state.registry.take_changes():
+            for record in self.state.recoveries.follow(change, epoch=self.state.registry.epoch, now_s=now_s):
+                self._note_recovery(record)
+
+    def _note_recovery(self, record: Recovery) -> None:
+        self.state.keep_recovery(record)
+        self.metrics.recoveries.labels(record.kind).inc()
+        logger.info(
+            "recovery kind=%s slot=%s agent=%s epoch=%d", record.kind, record.slot, record.agent_id, record.epoch
+        )
 
     def close_rounds(self, now_s: float) -> None:
         """Close the rounds that have everything, and count them."""
@@ -196,11 +311,13 @@ class Controller:
 
     async def leave(self, agent_id: str, instance: str) -> None:
         self.state.registry.leave(agent_id, instance)
+        self.note_recoveries(self.clock())
         self.close_rounds(self.clock())
         logger.info("left agent=%s epoch=%d", agent_id, self.state.registry.epoch)
         await self.state.journal.commit()
 
     async def set_policy(self, spec: PolicySpec) -> PolicySpec:
+        self.lab.experiments.check_idle("policy")
         self.state.set_policy(spec)
         logger.info("policy set policy=%s params=%s", spec.name, spec.params)
         await self.state.journal.commit()
@@ -208,6 +325,7 @@ class Controller:
 
     async def set_budget(self, spec: BudgetSpec) -> BudgetStatus:
         check_budget(spec)
+        self.lab.experiments.check_idle("budget")
         self.state.set_budget(spec, now_s=self.clock())
         logger.info("budget set syncs=%s horizon_s=%s gap_s=%g", spec.outer_syncs, spec.horizon_s, spec.min_gap_s)
         await self.state.journal.commit()
@@ -218,6 +336,14 @@ class Controller:
             since = max(0, self.state.last_decision_id - limit)
         found = await asyncio.to_thread(self.state.reader.decisions, since=since, limit=limit)
         return DecisionPage(decisions=found, next_since=found[-1].id if found else since)
+
+    async def recoveries(self, *, since: int | None, limit: int) -> RecoveryPage:
+        reader = self.state.reader
+        if since is None:
+            since = max(0, await asyncio.to_thread(reader.last_id, "recoveries") - limit)
+        rows = await asyncio.to_thread(reader.page, "recoveries", since=since, limit=limit)
+        found = [row for row in rows if isinstance(row, RecoveryRecord)]
+        return RecoveryPage(recoveries=found, next_since=found[-1].id if found else since)
 
     def rounds(self, *, limit: int) -> RoundPage:
         return RoundPage(rounds=[entry.to_record() for entry in self.state.rounds.entries[-limit:]])
@@ -237,6 +363,9 @@ class Controller:
 
     def islands(self) -> list[IslandStatus]:
         now_s = self.clock()
+        agents = self.state.registry.agents
+        beside = self.state.samples.views_beside(((agent.node, agent.server_id) for agent in agents), now_s)
+        binding = Binding(beside)
         return [
             IslandStatus(
                 agent_id=agent.agent_id,
@@ -247,21 +376,30 @@ class Controller:
                 alive=agent.membership is Membership.ACTIVE,
                 age_s=max(0.0, now_s - agent.last_beat_s),
                 progress=agent.progress,
+                servers=tuple(server.server_id for server in binding.of(agent.node, agent.server_id)),
+                drained=agent.drained,
+                leaving=None if agent.leaving is None else agent.leaving.action,
             )
-            for agent in self.state.registry.agents
+            for agent in agents
         ]
 
-    def gauges(self) -> Gauges:
+    def gauges(self) -> Gauges | None:
+        """None while another controller has the state."""
+        if not self.has_state:
+            return None
         now_s = self.clock()
         view = build_view(self.state, now_s)
         known, unknown = self.state.samples.num_known(now_s)
         active = [agent for agent in self.state.registry.agents if agent.membership is Membership.ACTIVE]
         ready = any(island.ready for island in view.islands)
+        binding = Binding(view.servers)
         return Gauges(
             servers_known=known,
             servers_unknown=unknown,
             islands_alive=len(view.islands),
-            agents_waiting=len(active) - len(view.islands),
+            agents_waiting=sum(agent.slot is None and not agent.drained for agent in active),
+            agents_drained=sum(agent.drained for agent in active),
+            islands_without_server=sum(not binding.of(island.node, island.server_id) for island in view.islands),
             epoch=self.state.registry.epoch,
             round=view.round,
             paused=self.state.paused,
@@ -273,13 +411,20 @@ class Controller:
             journal_queued_rows=self.state.journal.num_queued,
             journal_failures=self.state.journal.num_failures,
             journal_dropped_rows=self.state.journal.num_dropped,
+            journal_pruned_rows=dict(self.state.journal.num_pruned),
+            journal_size_bytes=self.state.journal.size_bytes,
         )
 
     async def _try_commit(self) -> bool:
-        if self.state.journal.failure is not None:
-            return False  # It is being retried; waiting for that would only slow the fleet down.
-        try:
-            await self.state.journal.commit()
-        except UnavailableError:
-            return False  # The journal counts and logs it, and readiness names it.
-        return True
+        journal = self.state.journal
+        if journal.failure is None:
+            try:
+                await journal.commit()
+            except UnavailableError:
+                pass  # The journal counts and logs it, and readiness names it.
+            else:
+                return True
+        # It is being retried; waiting for that would only slow the fleet down. But what only memory has is a promise
+        # of the leader alone.
+        await self.leadership.confirm()
+        return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Iterable
 
 from controller.registry import StateStore
@@ -27,7 +28,9 @@ class Mailboxes:
         self._store = store
         self._boxes = {box.agent_id: box for box in boxes}
         self._news: dict[str, asyncio.Event] = {}
+        self._unannounced: deque[tuple[int, str]] = deque()
         self._closed = False
+        self._num_interrupts = 0
         self.seq = seq
         self._announced = seq
 
@@ -38,6 +41,7 @@ class Mailboxes:
         old = self._boxes[agent_id].directives if agent_id in self._boxes else ()
         box = Box(agent_id=agent_id, directives=(*old, directive)[-KEPT_PER_AGENT:])
         self._boxes[agent_id] = box
+        self._unannounced.append((self.seq, agent_id))
         self._store.put("directives", agent_id, box)
         self._store.put("meta", "directive_seq", str(self.seq))
         return directive
@@ -47,11 +51,19 @@ class Mailboxes:
         if seq <= self._announced:
             return
         self._announced = seq
-        self._release_all()
+        while self._unannounced and self._unannounced[0][0] <= seq:
+            event = self._news.pop(self._unannounced.popleft()[1], None)
+            if event is not None:
+                event.set()
 
     def close(self) -> None:
         """Let every poll answer now and from now on at once."""
         self._closed = True
+        self._release_all()
+
+    def interrupt(self) -> None:
+        """Let every poll that waits now answer."""
+        self._num_interrupts += 1
         self._release_all()
 
     def read(self, agent_id: str, *, after: int, now_s: float) -> list[Directive]:
@@ -67,7 +79,8 @@ class Mailboxes:
     async def wait_for_news(self, agent_id: str, *, after: int, wait_s: float) -> None:
         """Return when a directive after ``after`` may have come, at the latest after ``wait_s`` seconds."""
         deadline_s = time.monotonic() + wait_s
-        while not self._closed and not self._has_news(agent_id, after):
+        begun = self._num_interrupts
+        while not self._closed and begun == self._num_interrupts and not self._has_news(agent_id, after):
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 return

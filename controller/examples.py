@@ -71,9 +71,17 @@ HEARTBEAT: dict[str, Example] = {
 POLICY: dict[str, Example] = {
     "workload-aware": {"value": {"name": "wa_diloco", "params": {"threshold": 0.1}}},
     "matched control": {"value": {"name": "random_deferral", "params": {"seed": 1, "draw": 0}}},
+    "at the lowest expected cost": {"value": {"name": "wa_forecast"}},
     "every 256 steps": {"value": {"name": "fixed_h", "params": {"h": 256}}},
 }
 BUDGET: dict[str, Example] = {
-    "eight syncs in ten minutes": {"value": {"outer_syncs": 8, "horizon_s": 600, "min_gap_s": 20}}
+    "eight syncs in ten minutes": {"value": {"outer_syncs": 8, "horizon_s": 600, "min_gap_s": 20}},
+    "forty an hour": {"value": {"syncs_per_hour": 40, "max_defer_s": 180}},
 }
-CONTROL: dict[str, Example] = {"pause": {"value": {"action": "pause"}}, "sync now": {"value": {"action": "sync_now"}}}
+CONTROL: dict[str, Example] = {
+    "pause": {"value": {"action": "pause"}},
+    "sync now": {"value": {"action": "sync_now"}},
+    "what a drain would do": {"value": {"action": "drain", "slot": 0, "dry_run": True}},
+    "let a drained agent in again": {"value": {"action": "resume", "agent_id": "island-0"}},
+    "hand a slot to the longest-waiting spare, at once": {"value": {"action": "swap", "slot": 0, "when": "now"}},
+}

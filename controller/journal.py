@@ -1,26 +1,35 @@
-"""The journal: one SQLite file (WAL) with everything that must survive a restart.
+"""The journal: everything that must survive a restart, in one SQLite file or one PostgreSQL database.
 
-Two kinds of writes: *state* (`put`, one row per key, the newest wins) and *log* (`append`: samples, decisions). Both
-only queue; one writer thread commits what is queued in one transaction, when somebody awaits `commit` or a tick does.
-Whoever answers a request that changed state awaits `commit` first: a kill -9 loses nothing that was acknowledged.
-``synchronous=NORMAL``: a power failure may lose the last commits, a killed process none.
+Two kinds of writes: *state* (`put`, one row per key, the newest wins) and *log* (`append`: samples, decisions,
+recoveries). Both only queue; one writer thread commits what is queued in one transaction, when somebody awaits `commit`
+or a tick does. Whoever answers a request that changed state awaits `commit` first: a kill -9 loses nothing that was
+acknowledged.
 
-When a commit fails (disk full, file gone read-only) the rows stay queued and are tried again every `RETRY_S`. State is
-bounded by its keys; of the log the oldest rows are dropped beyond `MAX_QUEUED_ROWS`, and counted.
+When a commit fails (disk full, file gone read-only, database away) its batch is kept as it is and tried again every
+`RETRY_S`; what comes meanwhile waits behind it. The same batch again, because a connection that breaks during COMMIT
+leaves open whether it was written, and a store can tell by the batch's number. State is bounded by its keys; of each
+log the oldest rows are dropped beyond `MAX_QUEUED_ROWS`, and counted. A store that says that another controller leads
+since is never written again.
+
+Old rows are pruned in chunks, and a commit that waits comes between two of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import sqlite3
 import threading
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import BaseModel
 
-from controller.journal_file import LOG_TABLES, STATE_TABLES, Lock, connect
+from controller.journal_file import SqliteStore
+from controller.journal_reader import Reader
+from controller.journal_store import Batch, FencedError, State, Store
+from controller.journal_tables import LOG_TABLES, STATE_TABLES, Row
 from service.errors import UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -30,70 +39,94 @@ RETRY_S = 1.0
 CLOSE_DEADLINE_S = 3.0
 # A disk that hangs instead of failing must not hang the answers.
 COMMIT_DEADLINE_S = 5.0
+# Some 20 ms of SQLite's time.
+PRUNED_ROWS = 2000
 
-LogRow = tuple[str, tuple[object, ...]]
 Waiter = tuple[int, asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 
 
 class Journal:
     """Writes to the journal from the event loop; the thread does the waiting."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._lock = Lock(path)
-        try:
-            self._connection = connect(path)
-        except BaseException:
-            self._lock.release()
-            raise
+    def __init__(self, where: Path | Store) -> None:
+        self._store: Store = SqliteStore(where) if isinstance(where, Path) else where
         self._wake = threading.Condition()
-        self._state: dict[tuple[str, str], str] = {}
-        self._log: deque[LogRow] = deque()
-        self._prune_before_s: float | None = None
+        self._state: State = {}
+        self._log: dict[str, deque[Row]] = {}
+        self._pending: Batch | None = None
+        """In the writer's hands, or waiting for another try."""
+        self._num_batches = 0
+        self._pruning: dict[str, float] = {}
         self._submitted = 0
         self._committed = 0
         self._requested = 0
         self._waiters: list[Waiter] = []
         self._closing = False
         self.failure: str | None = None
+        self.fenced = False
+        """Whether another controller leads since; what was queued is lost then, and nobody was told otherwise."""
         self.num_failures = 0
         self.num_dropped = 0
+        self.num_pruned: Counter[str] = Counter()
+        self.size_bytes = self._store.size_bytes()
+        """As of the start, then of the last prune."""
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
     @property
+    def name(self) -> str:
+        return self._store.name
+
+    @property
     def num_queued(self) -> int:
-        return len(self._state) + len(self._log)
+        waiting = sum(map(len, self._state.values())) + sum(map(len, self._log.values()))
+        return waiting + (self._pending.num_rows if self._pending is not None else 0)
+
+    def reader(self) -> Reader:
+        return self._store.reader()
 
     def put(self, table: str, key: str | int, value: BaseModel | str) -> None:
         """Queue the newest state of one key."""
+        self._set(table, str(key), value)
+
+    def forget(self, table: str, key: str | int) -> None:
+        """Queue the end of one key."""
+        self._set(table, str(key), None)
+
+    def _set(self, table: str, key: str, value: BaseModel | str | None) -> None:
         assert table in STATE_TABLES
-        body = value if isinstance(value, str) else value.model_dump_json()
         with self._wake:
-            self._state[table, str(key)] = body
+            self._state.setdefault(table, {})[key] = value
             self._submitted += 1
 
-    def append(self, table: str, row: tuple[object, ...]) -> None:
+    def append(self, table: str, row: Row) -> None:
         """Queue one row of a log."""
         assert table in LOG_TABLES
         with self._wake:
-            self._log.append((table, row))
+            log = self._log.setdefault(table, deque())
+            log.append(row)
             self._submitted += 1
-            self._bound_log()
+            if len(log) > MAX_QUEUED_ROWS:
+                log.popleft()
+                self.num_dropped += 1
 
-    def prune(self, before_s: float) -> None:
-        """Drop log rows from before this Unix time with the next commit."""
+    def prune(self, before_s: Mapping[str, float]) -> None:
+        """Drop rows of these logs from before these Unix times, soon and in chunks."""
+        assert before_s.keys() <= LOG_TABLES.keys()
         with self._wake:
-            self._prune_before_s = before_s
+            self._pruning = dict(before_s)
+            self._wake.notify()
 
     async def commit(self) -> None:
         """Return once everything queued so far is on disk.
 
         Raises:
-            UnavailableError: it cannot be written; it stays queued.
+            UnavailableError: it cannot be written; it stays queued, unless another controller leads.
         """
         loop = asyncio.get_running_loop()
         with self._wake:
+            if self.fenced:
+                raise self._unavailable(self.failure or "another controller leads")
             if self._committed >= self._submitted:
                 return
             done: asyncio.Future[None] = loop.create_future()
@@ -106,88 +139,133 @@ class Journal:
             raise self._unavailable(f"no answer from the disk within {COMMIT_DEADLINE_S:g} s") from exc
 
     def close(self) -> None:
-        """Write what is queued, if it can be written, and close the file."""
+        """Write what is queued, if it can be written, and close the store."""
+        self.close_soon()
+        self._thread.join(CLOSE_DEADLINE_S)
+        if self._thread.is_alive():
+            logger.error("journal did not close in time journal=%s", self.name)
+            self._store.release()
+
+    def close_soon(self) -> None:
+        """As `close`, without waiting for it."""
         with self._wake:
             self._closing = True
             self._wake.notify()
-        self._thread.join(CLOSE_DEADLINE_S)
-        if self._thread.is_alive():
-            logger.error("journal did not close in time path=%s", self.path)
-        self._lock.release()
 
     def _run(self) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._closing or self._requested > self._committed)
+                self._wake.wait_for(self._has_work)
                 closing = self._closing
-                state, self._state = self._state, {}
-                log, self._log = self._log, deque()
-                prune_before_s, self._prune_before_s = self._prune_before_s, None
-                target = self._submitted
-            try:
-                self._write(state, log, prune_before_s)
-            except sqlite3.Error as exc:
-                self._keep(state, log, exc)
-                if not closing:
-                    with self._wake:
-                        self._wake.wait_for(lambda: self._closing, RETRY_S)
-                    continue
-            else:
-                self._succeed(target)
+                batch = self._take()
+            failed = not self._commit(batch)
+            if not failed:
+                self._prune_some()
             if closing:
-                self._connection.close()
+                self._store.close()
                 return
+            if failed and not self.fenced:
+                with self._wake:
+                    self._wake.wait_for(lambda: self._closing, RETRY_S)
 
-    def _write(self, state: dict[tuple[str, str], str], log: deque[LogRow], prune_before_s: float | None) -> None:
-        with self._connection:
-            self._connection.execute("BEGIN IMMEDIATE")
-            for (table, key), body in state.items():
-                self._connection.execute(STATE_TABLES[table], (key, body))
-            for table, row in log:
-                self._connection.execute(LOG_TABLES[table], row)
-            if prune_before_s is not None:
-                for table in LOG_TABLES:
-                    self._connection.execute(f"DELETE FROM {table} WHERE t_s < ?", (prune_before_s,))  # noqa: S608
+    def _has_work(self) -> bool:
+        wanted = not self.fenced and (self._requested > self._committed or bool(self._pruning))
+        return self._closing or wanted
 
-    def _succeed(self, target: int) -> None:
+    def _take(self) -> Batch:
+        """The batch that is still to be written, or one of everything that is queued."""
+        if self._pending is None:
+            self._num_batches += 1
+            self._pending = Batch(
+                number=self._num_batches, target=self._submitted, state=self._state, log=dict(self._log)
+            )
+            self._state, self._log = {}, {}
+        return self._pending
+
+    def _commit(self, batch: Batch) -> bool:
+        if self.fenced:
+            return False
+        try:
+            if batch.num_rows:
+                self._store.write(batch)
+        except FencedError as exc:
+            self._give_up(batch, exc)
+            return False
+        except Exception as exc:  # noqa: BLE001 - a row that a driver cannot take must not end the thread
+            self._keep(batch, exc)
+            return False
+        self._succeed(batch)
+        return True
+
+    def _succeed(self, batch: Batch) -> None:
         with self._wake:
             if self.failure is not None:
-                logger.info("journal writes again path=%s", self.path)
-            self.failure = None
-            self._committed = target
-            ready = [waiter for waiter in self._waiters if waiter[0] <= target]
-            self._waiters = [waiter for waiter in self._waiters if waiter[0] > target]
+                logger.info("journal writes again journal=%s", self.name)
+            self.failure = self._pending = None
+            self._committed = batch.target
+            ready = [waiter for waiter in self._waiters if waiter[0] <= batch.target]
+            self._waiters = [waiter for waiter in self._waiters if waiter[0] > batch.target]
         for _, loop, done in ready:
-            loop.call_soon_threadsafe(_resolve, done, None)
+            _resolve(loop, done, None)
 
-    def _keep(self, state: dict[tuple[str, str], str], log: deque[LogRow], exc: sqlite3.Error) -> None:
+    def _keep(self, batch: Batch, exc: Exception) -> None:
         with self._wake:
             if self.failure is None:
-                logger.error("journal cannot be written, keeping rows in memory path=%s error=%s", self.path, exc)
-            self.failure = f"journal {self.path} cannot be written: {exc}"
+                logger.error("journal cannot be written, keeping rows in memory journal=%s error=%s", self.name, exc)
+            self.failure = f"journal {self.name} cannot be written: {exc}"
             self.num_failures += 1
-            self._state = state | self._state
-            self._log.extendleft(reversed(log))
-            self._bound_log()
+        self._refuse_waiters(str(exc))
+
+    def _give_up(self, batch: Batch, exc: FencedError) -> None:
+        with self._wake:
+            logger.error("journal belongs to another controller now journal=%s lost_rows=%d", self.name, batch.num_rows)
+            self.failure = f"journal {self.name} cannot be written: {exc}"
+            self.num_failures += 1
+            self.fenced, self._pending = True, None
+            self._state, self._log = {}, {}
+        self._refuse_waiters(str(exc))
+
+    def _refuse_waiters(self, why: str) -> None:
+        with self._wake:
             waiters, self._waiters = self._waiters, []
         for _, loop, done in waiters:
-            loop.call_soon_threadsafe(_resolve, done, self._unavailable(str(exc)))
+            _resolve(loop, done, self._unavailable(why))
 
-    def _bound_log(self) -> None:
-        while len(self._log) > MAX_QUEUED_ROWS:
-            self._log.popleft()
-            self.num_dropped += 1
+    def _prune_some(self) -> None:
+        """One chunk; a table that has no more is done with, and after the last one space is given back."""
+        with self._wake:
+            table, before_s = next(iter(self._pruning.items()), ("", 0.0))
+        if not table:
+            return
+        try:
+            num = self._store.prune(table, before_s, limit=PRUNED_ROWS)
+            self.num_pruned[table] += num
+            is_last = len(self._pruning) == 1
+            done = num < PRUNED_ROWS and not (is_last and self._store.tidy())
+            if done and is_last:
+                self.size_bytes = self._store.size_bytes()
+        except Exception as exc:  # noqa: BLE001 - as for a commit
+            self.num_failures += 1
+            logger.warning("journal cannot be pruned, trying again later journal=%s error=%s", self.name, exc)
+            self._pruning = {}
+        else:
+            with self._wake:
+                if done and self._pruning.get(table) == before_s:
+                    del self._pruning[table]
 
     def _unavailable(self, why: str) -> UnavailableError:
-        return UnavailableError(
-            f"{self.path} cannot be written: {why}", field="--journal", remedy="free space on its disk; retried"
-        )
+        return UnavailableError(f"{self.name} cannot be written: {why}", field="--journal", remedy=self._store.remedy)
 
 
-def _resolve(done: asyncio.Future[None], error: Exception | None) -> None:
-    if done.done():
-        return
-    if error is None:
-        done.set_result(None)
-    else:
-        done.set_exception(error)
+def _resolve(loop: asyncio.AbstractEventLoop, done: asyncio.Future[None], error: Exception | None) -> None:
+    def resolve() -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    # A loop that has ended has nobody who waits.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(resolve)

@@ -1,46 +1,52 @@
-"""The journal's file: tables, opening with clear errors, the lock, and everything that is read back."""
+"""The journal in one SQLite file (WAL): opening with clear errors, the lock, writing, reading.
+
+``synchronous=NORMAL``: a power failure may lose the last commits, a killed process none.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
+import logging
 import os
 import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
-
-from controller.schema import Action, DecisionRecord, Reason
-from service.errors import ConfigError, ConflictError, UnavailableError
+from controller.journal_reader import PageRow, Reader, SampleRow
+from controller.journal_store import Batch, StoreError
+from controller.journal_tables import (
+    LOG_TABLES,
+    ROUND_NUMBER,
+    SCHEMA_VERSION,
+    STATE_TABLES,
+    Row,
+    decision_row,
+    oldest_rows,
+    recovery_row,
+)
+from service.errors import ConfigError, ConflictError
 from service.files import check_regular, open_regular
-from sidecar.schema import LoadSample
 
-SCHEMA_VERSION = 1
+__all__ = [
+    "APPLICATION_ID",
+    "JournalReader",
+    "PageRow",
+    "SampleRow",
+    "SqliteStore",
+    "connect",
+    "decision_row",
+    "recovery_row",
+]
+
+logger = logging.getLogger(__name__)
+
 APPLICATION_ID = 0x57444C43
 """Marks our files ("WDLC"). Journals from before it are known by their tables, and marked when they are opened."""
-_UNMARKED_TABLES = frozenset(
-    {"meta", "agents", "servers", "rounds", "directives", "budget", "policy", "samples", "decisions"}
-)
+_UNMARKED_TABLES = frozenset({*STATE_TABLES, "samples", "decisions"})
 
-_STATE_NAMES = ("meta", "agents", "servers", "rounds", "directives", "budget", "policy")
-STATE_TABLES = {
-    name: f"INSERT OR REPLACE INTO {name} (key, body) VALUES (?, ?)"  # noqa: S608
-    for name in _STATE_NAMES
-}
-"""Tables with one row per key, and the statement that sets it."""
-
-LOG_TABLES = {
-    "samples": "INSERT INTO samples (server_id, t_s, body) VALUES (?, ?, ?)",
-    "decisions": "INSERT OR REPLACE INTO decisions (id, t_s, policy, action, reason, round, slots, terms)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-}
-"""Tables that grow with time, and the statement that adds a row."""
-
-_LOG_DDL = """
+_TABLES_OF_1 = """
 CREATE TABLE IF NOT EXISTS samples (
     id INTEGER PRIMARY KEY, server_id TEXT NOT NULL, t_s REAL NOT NULL, body TEXT NOT NULL
 );
@@ -50,11 +56,22 @@ CREATE TABLE IF NOT EXISTS decisions (
     round INTEGER NOT NULL, slots TEXT NOT NULL, terms TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS decisions_by_time ON decisions (t_s);
-"""
-_DDL = _LOG_DDL + "".join(
+""" + "".join(
     f"CREATE TABLE IF NOT EXISTS {name} (key TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID;\n"
-    for name in _STATE_NAMES
+    for name in STATE_TABLES
 )
+_TABLES_OF_2 = f"""
+CREATE TABLE IF NOT EXISTS recoveries (
+    id INTEGER PRIMARY KEY, t_s REAL NOT NULL, slot INTEGER, agent_id TEXT NOT NULL, kind TEXT NOT NULL,
+    body TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS recoveries_by_time ON recoveries (t_s);
+CREATE INDEX IF NOT EXISTS rounds_by_number ON rounds ({ROUND_NUMBER});
+"""
+MIGRATIONS = (_TABLES_OF_1, _TABLES_OF_2)
+"""At n: from version n to n + 1. A new file goes through all of them, so none is ever untried."""
+_COLUMNS_OF_2 = {"slot": "slot INTEGER", "shadow": "shadow INTEGER NOT NULL DEFAULT 0"}
+"""Of decisions. Some files of version 1 have them, and recoveries, already."""
 
 _BESIDE = ("-wal", "-shm", "-journal")
 """What SQLite keeps beside a database."""
@@ -69,8 +86,20 @@ _IS_STORED = (
     " AND NOT EXISTS (SELECT 1 FROM pragma_table_xinfo(sqlite_master.name) WHERE hidden)"
 )
 """A view, a virtual table or a computed column could go on for ever."""
-
-M = TypeVar("M", bound=BaseModel)
+INCREMENTAL = 2
+"""Value of auto_vacuum: free pages are given back when asked, and not at every commit."""
+REBUILT_BYTES = 64 << 20
+"""Files of version 1 cannot give pages back unless they are written anew once. Larger ones are left as they are: they
+use their free pages again, so they do not grow for ever either."""
+VACUUM_PAGES = 2000
+"""Pages given back per step (8 MB); what waits to be written comes between two steps."""
+KEPT_FREE_FRAC = 0.25
+"""Share of the file that may be free pages: the next rows use them, and giving them back would only be undone."""
+_PAGE_NUMBERS = ("auto_vacuum", "freelist_count", "page_count")
+KEPT_WAL_BYTES = 16 << 20
+"""To which the WAL is cut after a rush."""
+READERS_WAIT_MS = 100
+"""How long cutting the WAL waits for readers; it is tried again after the next prune."""
 
 
 class Lock:
@@ -95,7 +124,7 @@ class Lock:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open or make the journal for writing.
+    """Open or make the journal for writing, and bring it to this version's schema in one transaction.
 
     Raises:
         ConfigError: the file cannot be made, read or written, belongs to another application, or a newer version
@@ -136,13 +165,37 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             field="--journal",
             remedy="use the newer version, or another file",
         )
+    connection.execute(f"PRAGMA auto_vacuum={INCREMENTAL}")  # Only a file that is still empty takes it.
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
-    marks = f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={SCHEMA_VERSION};"
-    connection.executescript(f"BEGIN IMMEDIATE; {_DDL} {marks} COMMIT;")
+    connection.execute(f"PRAGMA journal_size_limit={KEPT_WAL_BYTES}")
+    _migrate(connection, version, path)
     # A full disk may still take the tables' few pages; find out now, not with the first round.
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('probe', hex(zeroblob(65536)))")
     connection.execute("DELETE FROM meta WHERE key = 'probe'")
+
+
+def _migrate(connection: sqlite3.Connection, version: int, path: Path) -> None:
+    present = {str(row[1]) for row in connection.execute("PRAGMA table_info(decisions)")}
+    missing = [column for name, column in _COLUMNS_OF_2.items() if name not in present]
+    steps = "".join([*MIGRATIONS[version:], *(f"ALTER TABLE decisions ADD COLUMN {column};" for column in missing)])
+    marks = f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={SCHEMA_VERSION};"
+    connection.executescript(f"BEGIN IMMEDIATE; {steps} {marks} COMMIT;")
+    if 0 < version < SCHEMA_VERSION:
+        logger.info("journal migrated path=%s from_version=%d to_version=%d", path, version, SCHEMA_VERSION)
+        _rebuild(connection, path)
+
+
+def _rebuild(connection: sqlite3.Connection, path: Path) -> None:
+    """Let a file from before version 2 give pages back, if that costs little."""
+    (mode,) = connection.execute("PRAGMA auto_vacuum").fetchone()
+    if mode == INCREMENTAL or path.stat().st_size > REBUILT_BYTES:
+        return
+    try:
+        connection.execute(f"PRAGMA auto_vacuum={INCREMENTAL}")
+        connection.execute("VACUUM")
+    except sqlite3.Error as exc:
+        logger.warning("journal cannot be rebuilt and will not give space back path=%s error=%s", path, exc)
 
 
 def _is_ours(connection: sqlite3.Connection) -> bool:
@@ -184,96 +237,118 @@ def _bound(connection: sqlite3.Connection) -> None:
     connection.set_progress_handler(lambda: time.monotonic() > deadline_s, _PROGRESS_STEPS)
 
 
-def _unreadable(why: str) -> UnavailableError:
-    return UnavailableError(f"cannot be read: {why}", field="--journal", remedy="check its disk")
+class SqliteStore:
+    """The file, opened for writing by one controller."""
+
+    remedy = "free space on its disk; retried"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = str(path)
+        self._lock = Lock(path)
+        try:
+            self._connection = connect(path)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def reader(self) -> Reader:
+        return JournalReader(self.path)
+
+    def write(self, batch: Batch) -> None:
+        with _mapped(), self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            for table in batch.state:
+                upsert = f"INSERT OR REPLACE INTO {table} (key, body) VALUES (?, ?)"  # noqa: S608 - our own names
+                self._connection.executemany(upsert, batch.kept(table).items())
+                delete = f"DELETE FROM {table} WHERE key = ?"  # noqa: S608
+                self._connection.executemany(delete, ((key,) for key in batch.gone(table)))
+            for table, log in batch.log.items():
+                self._connection.executemany(_INSERTS[table], log)
+
+    def prune(self, table: str, before_s: float, *, limit: int) -> int:
+        delete = f"DELETE FROM {table} WHERE id IN ({oldest_rows(table)})"  # noqa: S608
+        with _mapped():
+            return self._connection.execute(delete, (before_s, limit)).rowcount
+
+    def tidy(self) -> bool:
+        with _mapped():
+            spare = self._num_spare_pages()
+            if spare > 0:
+                # A step of the statement is one page, and only a script takes all steps.
+                self._connection.executescript(f"PRAGMA incremental_vacuum({min(spare, VACUUM_PAGES)})")
+            if spare > VACUUM_PAGES:
+                return True
+            self._cut_wal()
+            return False
+
+    def _num_spare_pages(self) -> int:
+        """Free pages beyond what the next rows will use; 0 in a file that cannot give any back."""
+        numbers = [self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in _PAGE_NUMBERS]
+        mode, num_free, num_pages = numbers
+        return max(0, num_free - int(num_pages * KEPT_FREE_FRAC)) if mode == INCREMENTAL else 0
+
+    def _cut_wal(self) -> None:
+        (patience_ms,) = self._connection.execute("PRAGMA busy_timeout").fetchone()
+        self._connection.execute(f"PRAGMA busy_timeout={READERS_WAIT_MS}")
+        try:
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            self._connection.execute(f"PRAGMA busy_timeout={patience_ms}")
+
+    def size_bytes(self) -> int | None:
+        sizes = [_size(self.path.with_name(self.path.name + suffix)) for suffix in ("", "-wal")]
+        return sum(size for size in sizes if size is not None) if sizes[0] is not None else None
+
+    def close(self) -> None:
+        self._connection.close()
+        self._lock.release()
+
+    def release(self) -> None:
+        """Let another controller have the file although the writer hangs in it."""
+        self._lock.release()
 
 
-class JournalReader:
-    """Reads from a connection of its own; every call may block, so run it in a thread."""
+@contextlib.contextmanager
+def _mapped() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as exc:
+        raise StoreError(str(exc)) from exc
+
+
+_INSERTS = {
+    table: f"INSERT OR REPLACE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
+    for table, columns in LOG_TABLES.items()
+}
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+class JournalReader(Reader):
+    """Reads a file from a connection of its own per query."""
+
+    _remedy = "check its disk"
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._uri = f"{path.absolute().as_uri()}?mode=ro"
 
-    def values(self, table: str, model: type[M], *, newest: int = -1) -> list[M]:
-        """All rows of a state table, or the ``newest`` ones of a table whose keys are numbers."""
-        assert table in STATE_TABLES
-        query = f"SELECT body FROM {table} ORDER BY CAST(key AS INTEGER) DESC LIMIT ?"  # noqa: S608
-        rows = self._query(table, query, (newest,))
-        try:
-            return [model.model_validate_json(str(body)) for (body,) in rows]
-        except ValidationError as exc:
-            raise ConfigError(
-                f"table {table} has a row that this version cannot read: {exc.errors()[0]['msg']}",
-                field="--journal",
-                remedy="use the version that wrote it, or name another file",
-            ) from exc
-
-    def meta(self) -> dict[str, str]:
-        return {str(key): str(body) for key, body in self._query("meta", "SELECT key, body FROM meta", ())}
-
-    def last_decision_id(self) -> int:
-        ((last,),) = self._query("decisions", "SELECT coalesce(max(id), 0) FROM decisions", ())
-        assert isinstance(last, int)
-        return last
-
-    def decisions(self, *, since: int, limit: int) -> list[DecisionRecord]:
-        """Decisions with an id over ``since``, oldest first."""
-        columns = "id, t_s, policy, action, reason, round, slots, terms"
-        query = f"SELECT {columns} FROM decisions WHERE id > ? ORDER BY id LIMIT ?"  # noqa: S608
-        return [_to_decision(row) for row in self._query("decisions", query, (since, limit))]
-
-    def samples(self, *, page: int = 5000) -> Iterator[LoadSample]:
-        """Every sample, oldest first; a row that this version cannot read is left out."""
-        last = 0
-        query = "SELECT id, body FROM samples WHERE id > ? ORDER BY id LIMIT ?"
-        while rows := self._query("samples", query, (last, page)):
-            for number, body in rows:
-                if not isinstance(number, int) or number <= last:
-                    raise _unreadable("samples are not in the order of their id")
-                last = number
-                with contextlib.suppress(ValidationError):
-                    yield LoadSample.model_validate_json(str(body))
-
-    def _query(self, table: str, sql: str, arguments: tuple[object, ...]) -> list[tuple[object, ...]]:
-        """All rows, of a table that the file itself holds: reading it ends with the file, and with a deadline."""
+    def _query(self, table: str, sql: str, arguments: Row) -> list[Row]:
+        """Of a table that the file itself holds: reading it ends with the file, and with a deadline."""
         try:
             _refuse_special_files(self._path)
             with contextlib.closing(sqlite3.connect(self._uri, uri=True)) as connection:
                 _bound(connection)
                 if connection.execute(_IS_STORED, (table,)).fetchone() is None:
-                    raise _unreadable(f"it has no table {table}")
+                    raise self._unreadable(f"it has no table {table}")
                 return connection.execute(sql, arguments).fetchall()
         except OSError as exc:
-            raise _unreadable(exc.strerror or str(exc)) from exc
+            raise self._unreadable(exc.strerror or str(exc)) from exc
         except (sqlite3.Error, MemoryError) as exc:
-            raise _unreadable(str(exc) or "too large") from exc
-
-
-def decision_row(decision: DecisionRecord) -> tuple[object, ...]:
-    return (
-        decision.id,
-        decision.t_s,
-        decision.policy,
-        decision.action.value,
-        decision.reason.value,
-        decision.round,
-        json.dumps(decision.slots),
-        json.dumps(decision.terms),
-    )
-
-
-def _to_decision(row: tuple[object, ...]) -> DecisionRecord:
-    number, t_s, policy, action, reason, round_, slots, terms = row
-    return DecisionRecord.model_validate(
-        {
-            "id": number,
-            "t_s": t_s,
-            "policy": policy,
-            "action": Action(str(action)),
-            "reason": Reason(str(reason)),
-            "round": round_,
-            "slots": tuple(json.loads(str(slots))),
-            "terms": json.loads(str(terms)),
-        }
-    )
+            raise self._unreadable(str(exc) or "too large") from exc

@@ -8,11 +8,13 @@ import time
 from collections.abc import Collection
 
 from controller.core import Controller
-from controller.journal_file import decision_row
-from controller.policy.base import Decision, FleetView, Policy, summarize
+from controller.islands_mode import IslandsMode
+from controller.orders import islands_of, journal_decision, open_round, write_sync
+from controller.policy.base import Binding, Decision, FleetView, Policy, summarize
 from controller.policy.guard import guard
 from controller.policy.rule import common_terms, fall_back
-from controller.schema import Action, ControlAction, ControlReply, DecisionRecord, DirectiveKind, Reason
+from controller.schema import Action, DecisionRecord, DirectiveKind, Mode, Reason
+from controller.state import FleetState
 from controller.view import build_view
 from service.errors import ConflictError, UnavailableError
 
@@ -35,12 +37,35 @@ class Loop:
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
-        self._state = controller.state
         self._metrics = controller.metrics
         self._pruned_s = 0.0
+        self._islands: tuple[FleetState, IslandsMode] | None = None
+        self._unbound: tuple[int, ...] = ()
+
+    @property
+    def _state(self) -> FleetState:
+        return self._controller.state
+
+    @property
+    def _islands_mode(self) -> IslandsMode | None:
+        """That of the state that is led now; None in synchronous mode."""
+        state = self._state
+        if state.settings.mode is not Mode.PER_ISLAND:
+            return None
+        if self._islands is None or self._islands[0] is not state:
+            mode = IslandsMode(
+                state,
+                self._metrics,
+                decide=lambda view, now_s: self._decide(state.policy, view, now_s),
+                remember=self._controller.recent.decisions.add,
+            )
+            self._islands = state, mode
+        return self._islands[1]
 
     async def tick(self) -> None:
-        """One tick; a failure is counted and the next one tries again."""
+        """One tick, if this controller leads; a failure is counted and the next one tries again."""
+        if not self._controller.leadership.leads:
+            return
         started_s = time.perf_counter()
         try:
             await self._on_tick(self._controller.clock())
@@ -57,15 +82,34 @@ class Loop:
             logger.warning(
                 "lease lost agent=%s slot=%s epoch=%d", agent.agent_id, agent.slot, self._state.registry.epoch
             )
+        self._controller.note_recoveries(now_s)
         self._controller.close_rounds(now_s)
+        self._controller.lab.before_decision(now_s)
         view = build_view(self._state, now_s)
-        decision = self._decide(self._state.policy, view, now_s)
-        self._enact(decision, view, now_s)
+        if (islands := self._islands_mode) is not None:
+            islands.on_tick(view, now_s)
+        else:
+            self._enact(self._decide(self._state.policy, view, now_s), view, now_s)
+        self._controller.lab.after_decision(view, now_s)
         if now_s - self._pruned_s >= PRUNE_EVERY_S:
             self._pruned_s = now_s
-            self._state.samples.forget(now_s)
-            self._state.journal.prune(now_s - self._state.settings.retention_s)
+            self._warn_unbound(view)
+            self._state.forget_servers(now_s)
+            self._state.journal.prune(self._state.settings.kept_since_s(now_s))
         await self._publish_soon()
+
+    async def refresh_headroom(self) -> None:
+        """Compute anew what timing is worth, if this controller leads."""
+        if self._controller.leadership.leads:
+            await self._controller.lab.refresh()
+
+    def _warn_unbound(self, view: FleetView) -> None:
+        """Say which islands no sidecar stands beside, when that has changed: they hold up every policy that looks."""
+        binding = Binding(view.servers)
+        unbound = tuple(island.slot for island in view.islands if not binding.of(island.node, island.server_id))
+        if unbound and unbound != self._unbound:
+            logger.warning("no sidecar tells of the servers of these islands, so they count as full slots=%s", unbound)
+        self._unbound = unbound
 
     def _decide(self, policy: Policy, view: FleetView, now_s: float) -> Decision:
         try:
@@ -81,91 +125,70 @@ class Loop:
 
     def _enact(self, decision: Decision, view: FleetView, now_s: float) -> None:
         """Journal a decision and, when it says so, open the round and write the directives."""
-        state = self._state
         slots = tuple(island.slot for island in view.islands if island.ready)
-        state.last_decision_id += 1
-        record = DecisionRecord(
-            id=state.last_decision_id,
-            t_s=now_s,
-            policy=state.policy.name,
-            action=decision.action,
-            reason=decision.reason,
-            round=view.round,
-            slots=slots,
-            terms=dict(decision.terms),
-        )
-        state.journal.append("decisions", decision_row(record))
+        record = journal_decision(self._state, decision, round_number=view.round, slots=slots, now_s=now_s)
+        self._controller.recent.decisions.add(record)
         self._metrics.decisions.labels(record.policy, record.action, record.reason).inc()
         if record.action is Action.SYNC:
             self._direct(record, syncing={island.slot for island in view.islands if island.syncing})
 
     def _direct(self, record: DecisionRecord, *, syncing: Collection[int]) -> None:
         """Open the round for all its slots; those that are in it already need no directive."""
-        state = self._state
-        deadline_s = record.t_s + state.settings.sync_timeout_s
-        state.rounds.direct(
-            record.round,
-            decision_id=record.id,
-            policy=record.policy,
-            reason=record.reason,
-            slots=record.slots,
-            now_s=record.t_s,
-            deadline_s=deadline_s,
-        )
-        for island in state.registry.islands:
-            if island.slot in record.slots and island.slot not in syncing:
-                state.mailboxes.write(
-                    island.agent_id,
-                    DirectiveKind.SYNC,
-                    epoch=state.registry.epoch,
-                    t_s=record.t_s,
-                    round=record.round,
-                    quorum=len(record.slots),
-                    deadline_s=deadline_s,
-                    reason=record.reason,
-                )
-        logger.info("sync directed round=%d reason=%s slots=%s", record.round, record.reason, record.slots)
+        entry = open_round(self._state, record, slots=record.slots)
+        islands = islands_of(self._state, set(record.slots) - set(syncing))
+        write_sync(self._state, islands, entry, reason=record.reason, now_s=record.t_s)
 
-    async def _publish(self) -> None:
+    async def publish(self) -> None:
         """Hand out the directives once they are on disk; a disk that fails must not stop the training."""
-        seq = self._state.mailboxes.seq
+        state = self._state
+        seq = state.mailboxes.seq
         try:
-            await self._state.journal.commit()
-        finally:
-            self._state.mailboxes.announce(seq)
+            await state.journal.commit()
+        except UnavailableError:
+            await self._announce_unwritten(state, seq)
+            raise
+        state.mailboxes.announce(seq)
 
     async def _publish_soon(self) -> None:
-        """As `_publish`, but without waiting for a disk that is known to fail: the journal retries by itself."""
+        """As `publish`, but without waiting for a disk that is known to fail: the journal retries by itself."""
         if self._state.journal.failure is None:
-            await self._publish()
+            await self.publish()
         else:
-            self._state.mailboxes.announce(self._state.mailboxes.seq)
+            await self._announce_unwritten(self._state, self._state.mailboxes.seq)
 
-    async def control(self, action: ControlAction) -> ControlReply:
-        """An operator's order; answered once it is on disk."""
-        if action is ControlAction.SYNC_NOW:
-            effect = self._sync_now()
-        else:
-            effect = self._set_paused(action is ControlAction.PAUSE)
-        logger.info("control action=%s effect=%s", action, effect)
-        await self._publish()
-        return ControlReply(action=action, effect=effect)
+    async def _announce_unwritten(self, state: FleetState, seq: int) -> None:
+        """What no disk has is an order of the leader alone.
 
-    def _sync_now(self) -> str:
+        Raises:
+            StandbyError: another controller may lead.
+        """
+        await self._controller.leadership.confirm()
+        state.mailboxes.announce(seq)
+
+    def sync_now(self, *, dry_run: bool) -> str:
+        """An operator's order to sync; refused for what no order can override."""
         now_s = self._controller.clock()
         view = build_view(self._state, now_s)
+        num_called = None
+        if (islands := self._islands_mode) is not None and not view.paused:
+            num_called = islands.call_all(view, now_s, dry_run=dry_run)
+        if num_called is not None:
+            return f"the other {num_called} islands are told to come to the open round"
         group = summarize(view, now_s)
         verdict = guard(view, group, now_s)
         if verdict is not None and verdict[1] in MANUAL_OBSTACLES:
             raise ConflictError(f"cannot sync: {verdict[1]}", field="action", remedy=MANUAL_OBSTACLES[verdict[1]])
-        terms = common_terms(view, group, now_s)
-        self._enact(Decision(action=Action.SYNC, reason=Reason.MANUAL, terms=terms), view, now_s)
+        if not dry_run:
+            terms = common_terms(view, group, now_s)
+            self._enact(Decision(action=Action.SYNC, reason=Reason.MANUAL, terms=terms), view, now_s)
         return f"round {view.round} directed to {len(view.islands)} islands"
 
-    def _set_paused(self, paused: bool) -> str:
+    def set_paused(self, paused: bool, *, dry_run: bool) -> str:
+        """Hold or continue the whole run."""
         state = self._state
-        state.set_paused(paused)
-        kind = DirectiveKind.PAUSE if paused else DirectiveKind.RESUME
-        for island in state.registry.islands:
-            state.mailboxes.write(island.agent_id, kind, epoch=state.registry.epoch, t_s=self._controller.clock())
+        if not dry_run:
+            state.set_paused(paused)
+            kind = DirectiveKind.PAUSE if paused else DirectiveKind.RESUME
+            for island in state.registry.islands:
+                state.mailboxes.write(island.agent_id, kind, epoch=state.registry.epoch, t_s=self._controller.clock())
         return "training pauses, no syncs" if paused else "training and syncs go on"

@@ -11,6 +11,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from controller.leadership import Leadership
+
 logger = logging.getLogger(__name__)
 
 PREFIX = "wadiloco_controller"
@@ -24,6 +26,8 @@ class Gauges:
     servers_unknown: int
     islands_alive: int
     agents_waiting: int
+    agents_drained: int
+    islands_without_server: int
     epoch: int
     round: int
     paused: bool
@@ -35,12 +39,20 @@ class Gauges:
     journal_queued_rows: int
     journal_failures: int
     journal_dropped_rows: int
+    journal_pruned_rows: dict[str, int]
+    """Per log."""
+    journal_size_bytes: int | None
 
     def samples(self) -> dict[str, tuple[str, float | None]]:
         """Name → help and value of the plain gauges."""
         return {
             "islands_alive": ("Islands with a slot and a lease.", self.islands_alive),
-            "agents_waiting": ("Agents with a lease and no slot.", self.agents_waiting),
+            "agents_waiting": ("Agents with a lease that wait for a slot.", self.agents_waiting),
+            "agents_drained": ("Agents with a lease that an operator drained.", self.agents_drained),
+            "islands_without_server": (
+                "Islands whose server no sidecar tells of: their load counts as full.",
+                self.islands_without_server,
+            ),
             "epoch": ("Membership changes so far.", self.epoch),
             "round": ("Version of the global parameters.", self.round),
             "paused": ("1 while the run is paused.", self.paused),
@@ -50,14 +62,16 @@ class Gauges:
             "inner_steps_since_sync": ("Least H of the islands; absent while unknown.", self.h),
             "journal_ok": ("1 while the journal can be written.", self.journal_ok),
             "journal_queued_rows": ("Rows waiting to be written.", self.journal_queued_rows),
+            "journal_size_bytes": ("What the journal takes on disk, as of the last prune.", self.journal_size_bytes),
         }
 
 
 class FleetCollector(Collector):
     """Turns `Gauges` into metric families."""
 
-    def __init__(self, read: Callable[[], Gauges]) -> None:
+    def __init__(self, read: Callable[[], Gauges | None], leadership: Leadership) -> None:
         self._read = read
+        self._leadership = leadership
         self._num_failures = 0
 
     def collect(self) -> Iterable[Metric]:
@@ -70,6 +84,11 @@ class FleetCollector(Collector):
         yield CounterMetricFamily(
             f"{PREFIX}_scrape_failures", "Scrapes that could not read the state.", value=self._num_failures
         )
+        leads = self._leadership.leads
+        yield GaugeMetricFamily(f"{PREFIX}_leading", "1 while this controller is the one that decides.", value=leads)
+        term = self._leadership.term
+        if term is not None:
+            yield GaugeMetricFamily(f"{PREFIX}_leader_term", "Number of its lead.", value=term)
         if gauges is not None:
             yield from self._families(gauges)
 
@@ -90,6 +109,12 @@ class FleetCollector(Collector):
             "Log rows lost while the journal failed.",
             value=gauges.journal_dropped_rows,
         )
+        pruned = CounterMetricFamily(
+            f"{PREFIX}_journal_pruned_rows", "Log rows dropped because of their age.", labels=["table"]
+        )
+        for table, num in gauges.journal_pruned_rows.items():
+            pruned.add_metric([table], num)
+        yield pruned
 
 
 def _finite(value: float | None) -> float | None:
@@ -114,6 +139,10 @@ class Metrics:
     reports: Counter = field(init=False)
     rounds: Counter = field(init=False)
     leases_lost: Counter = field(init=False)
+    recoveries: Counter = field(init=False)
+    control_actions: Counter = field(init=False)
+    export_rows: Counter = field(init=False)
+    refusals: Counter = field(init=False)
     policy_failures: Counter = field(init=False)
     tick_failures: Counter = field(init=False)
     tick_seconds: Histogram = field(init=False)
@@ -124,6 +153,17 @@ class Metrics:
             "samples": _counter(self.registry, "samples", "Samples by what became of them.", ("outcome",)),
             "reports": _counter(self.registry, "reports", "Agents' reports by what became of them.", ("outcome",)),
             "rounds": _counter(self.registry, "rounds", "Rounds that closed.", ("outcome",)),
+            "recoveries": _counter(self.registry, "recoveries", "What was lost or came back, by kind.", ("kind",)),
+            "control_actions": _counter(
+                self.registry, "control_actions", "Operators' orders by what became of them.", ("action", "outcome")
+            ),
+            "export_rows": _counter(self.registry, "export_rows", "Rows exported.", ("table", "format")),
+            "refusals": _counter(
+                self.registry,
+                "refused_requests",
+                "Answers of 400 and more by what was asked for.",
+                ("family", "status"),
+            ),
             "leases_lost": _counter(self.registry, "leases_lost", "Agents that missed their lease."),
             "policy_failures": _counter(self.registry, "policy_failures", "Decisions whose policy raised."),
             "tick_failures": _counter(self.registry, "tick_failures", "Ticks that raised."),

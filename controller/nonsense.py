@@ -130,6 +130,8 @@ def _check_growth(progress: Progress, known: Known, now_s: float) -> None:
 
 def _check_sync(report: SyncReport, where: str, known: Known, now_s: float) -> None:
     _check_round(report.round, f"{where}.round", known, now_s)
+    if report.staleness and report.staleness_weight is None:
+        raise _nonsense(f"{report.staleness} versions behind, and taken in by nobody", f"{where}.staleness")
     _at_most(report.inner_steps, MAX_SYNC_STEPS, f"{where}.inner_steps")
     _at_most(report.tokens, MAX_TOKENS_PER_STEP * (report.inner_steps + 1), f"{where}.tokens")
     _at_most(report.bytes_pushed, MAX_BYTES, f"{where}.bytes_pushed")
@@ -137,6 +139,7 @@ def _check_sync(report: SyncReport, where: str, known: Known, now_s: float) -> N
     _at_most(report.update_norm, MAX_NORM, f"{where}.update_norm")
     if report.finished_s < report.started_s:
         raise _nonsense("ends before it starts", f"{where}.finished_s")
+    _at_most(report.blocked_s, report.finished_s - report.started_s + CLOCK_TOLERANCE_S, f"{where}.blocked_s")
     _not_in_future(report.pushed_s, f"{where}.pushed_s", now_s)
     _not_in_future(report.finished_s, f"{where}.finished_s", now_s)
 

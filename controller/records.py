@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from controller.schema import BudgetSpec, PolicySpec, RoundRecord
+from controller.schema import BudgetSpec, ControlAction, PolicySpec, RoundRecord
 from diloco.schema import Progress, SyncOutcome, SyncReport
 from service.wire import Wire
 
@@ -15,6 +15,15 @@ class Membership(StrEnum):
     LOST = "lost"
     """Missed its lease; its slot is kept for it for a while."""
     LEFT = "left"
+
+
+class Leaving(Wire):
+    """An order that waits for the agent's next outer sync."""
+
+    action: ControlAction
+    """`drain` or `swap`."""
+    to_agent: str | None = None
+    """The spare that is to take the slot; None leaves it to the one that waits longest."""
 
 
 class AgentRecord(Wire):
@@ -43,6 +52,13 @@ class AgentRecord(Wire):
     resume_told_s: float | None = None
     progress_current: bool = False
     """False when a sync ended since the last progress: steps since sync are not known until the next."""
+    drained: bool = False
+    """It gets no slot until an operator resumes it."""
+    leaving: Leaving | None = None
+
+    @property
+    def active(self) -> bool:
+        return self.membership is Membership.ACTIVE
 
 
 class SlotReport(Wire):
@@ -67,6 +83,10 @@ class RoundEntry(Wire):
     """When the controller stops waiting for reports."""
     expected: tuple[int, ...]
     """Slots whose reports close it."""
+    directed: tuple[int, ...] | None = None
+    """Of these, slots that have been told to come; None: all."""
+    quorum: int | None = None
+    """Contributions that it must have; None: all of the expected slots."""
     reports: tuple[SlotReport, ...] = ()
     closed_s: float | None = None
     spent: bool = False
@@ -86,7 +106,13 @@ class RoundEntry(Wire):
 
     @property
     def missing(self) -> tuple[int, ...]:
-        return tuple(slot for slot in self.expected if slot not in self.reported)
+        reported = self.reported
+        return tuple(slot for slot in self.expected if slot not in reported)
+
+    @property
+    def told(self) -> frozenset[int]:
+        """Slots that have been told to come."""
+        return frozenset(self.expected if self.directed is None else self.directed)
 
     @property
     def began_s(self) -> float:
@@ -114,7 +140,8 @@ class RoundEntry(Wire):
             finished_s=max((report.finished_s for report in reports), default=None),
             slots_applied=self.slots(SyncOutcome.APPLIED),
             slots_failed=tuple(sorted({*self.slots(SyncOutcome.FAILED), *(self.missing if closed else ())})),
-            slots_late=self.slots(SyncOutcome.LATE),
+            slots_late=tuple(sorted({*self.slots(SyncOutcome.LATE), *self.slots(SyncOutcome.STALE)})),
+            slots_stale=self.slots(SyncOutcome.STALE),
             bytes_total=sum(report.bytes_pushed + report.bytes_pulled for report in reports),
             closed=closed,
         )

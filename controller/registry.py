@@ -8,19 +8,22 @@ An agent holds the epoch of its own membership (``granted_epoch``) or a later on
 from before its lease was lost, and is refused so that it registers again. Others joining makes nobody's epoch too old.
 The slot of a lost agent is kept for it for one more lease, then the longest-waiting spare gets it: its next heartbeat
 is refused by the same rule, and its registration answers with the slot.
+
+An operator may take a slot from its holder (`release`): a drained agent stays without one until it is resumed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pydantic import BaseModel
 
 from controller.nonsense import Claim, Known, can_go_on
-from controller.records import AgentRecord, Membership
-from controller.schema import AgentRegistration, Heartbeat
+from controller.records import AgentRecord, Leaving, Membership
+from controller.roster import Roster
+from controller.schema import AgentRegistration, ControlAction, Heartbeat
 from diloco.schema import Phase, Progress, SyncOutcome
 from service.errors import ConflictError, InputError
 
@@ -40,6 +43,14 @@ class LeaseTerms:
     takeover_after_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A membership or a slot that changed hands."""
+
+    before: AgentRecord | None
+    after: AgentRecord
+
+
 class Registry:
     """Agents by id. Methods take the time; nothing here waits or reads a clock."""
 
@@ -47,7 +58,8 @@ class Registry:
         self._store = store
         self._terms = terms
         self.epoch = epoch
-        self._agents = {agent.agent_id: agent for agent in agents}
+        self._agents = Roster(agents, num_slots=terms.num_slots, lease_timeout_s=terms.lease_timeout_s)
+        self._changes: list[Change] = []
         told = [_told_version(agent.progress) for agent in self._agents.values()]
         self.version = max((version for version in told if version is not None), default=None)
         """Highest version of the global parameters that any agent has told; None before the first."""
@@ -109,24 +121,33 @@ class Registry:
             granted_epoch=granted,
             registered_s=now_s,
             last_beat_s=now_s,
+            drained=known is not None and known.drained,
+            leaving=known.leaving if known is not None and slot is not None and slot == known.slot else None,
             **start,
         )
         return self._keep(record)
 
     def _choose_slot(self, request: AgentRegistration, known: AgentRecord | None, now_s: float) -> int | None:
-        holders = self._holders(now_s, besides=request.agent_id)
+        if known is not None and known.drained:
+            return None
         if request.slot is not None:
-            holder = holders.get(request.slot)
+            holder = self._holder(request.slot, now_s, besides=request.agent_id)
             if holder is not None:
                 raise ConflictError(
-                    f"{request.slot} is held by {holder}", field="slot", remedy="ask for no slot, or stop that agent"
+                    f"{request.slot} is held by {holder.agent_id}",
+                    field="slot",
+                    remedy="ask for no slot, or stop that agent",
                 )
             return request.slot
         if known is not None:
             for kept in (known.slot, known.last_slot):
-                if kept is not None and kept < self._terms.num_slots and kept not in holders:
+                if kept is not None and self._can_take(kept, now_s, agent_id=request.agent_id):
                     return kept
-        return min((slot for slot in range(self._terms.num_slots) if slot not in holders), default=None)
+        self._vacate_forfeits(now_s)
+        return self._agents.lowest_free
+
+    def _can_take(self, slot: int, now_s: float, *, agent_id: str) -> bool:
+        return slot < self._terms.num_slots and self._holder(slot, now_s, besides=agent_id) is None
 
     def _start_of(self, slot: int | None) -> dict[str, Any]:
         """What a membership begins with: nobody's word but the slot's, so that no old claim can lock its holder out."""
@@ -142,8 +163,7 @@ class Registry:
         """The furthest that any holder of the slot has reported, of what one can go on from."""
         told = [
             claim
-            for agent in self._agents.values()
-            if agent.last_slot == slot
+            for agent in self._agents.held_last(slot)
             for claim in (_claim(agent.progress, agent.progress_told_s), _claim(agent.resume, agent.resume_told_s))
             if claim is not None and can_go_on(claim.progress)
         ]
@@ -157,21 +177,21 @@ class Registry:
             version=version,
         )
 
-    def _holders(self, now_s: float, *, besides: str | None = None) -> dict[int, str]:
-        """Slots that are held, or kept for an agent that was lost a short while ago."""
-        return {
-            agent.slot: agent.agent_id
-            for agent in self._agents.values()
-            if agent.slot is not None and agent.agent_id != besides and not self._is_forfeit(agent, now_s)
-        }
-
-    def _is_forfeit(self, agent: AgentRecord, now_s: float) -> bool:
-        return agent.membership is not Membership.ACTIVE and now_s > agent.last_beat_s + 2 * self._terms.lease_timeout_s
+    def _holder(self, slot: int, now_s: float, *, besides: str) -> AgentRecord | None:
+        """Another agent that holds the slot, or that was lost a short while ago and has it kept."""
+        holder = self._agents.holder_of(slot)
+        if holder is None or holder.agent_id == besides or self._agents.is_forfeit(holder, now_s):
+            return None
+        return holder
 
     def _vacate(self, slot: int, *, but: str) -> None:
-        for agent in list(self._agents.values()):
-            if agent.slot == slot and agent.agent_id != but:
-                self._set(agent, slot=None)
+        holder = self._agents.holder_of(slot)
+        if holder is not None and holder.agent_id != but:
+            self._set(holder, slot=None)
+
+    def _vacate_forfeits(self, now_s: float) -> None:
+        for agent in self._agents.pop_forfeit(now_s):
+            self._set(agent, slot=None)
 
     def check(self, agent_id: str, instance: str) -> AgentRecord:
         """The active agent that this process speaks for.
@@ -216,37 +236,71 @@ class Registry:
         agent = self.check(agent_id, instance)
         if agent.slot is not None:
             self._next_epoch()
-        return self._set(agent, membership=Membership.LEFT, slot=None)
+        return self._set(agent, membership=Membership.LEFT, slot=None, **_end_of_order(agent))
 
     def expire(self, now_s: float) -> list[AgentRecord]:
         """Take the leases of silent agents, and hand slots that became free to waiting ones; returns the lost ones."""
         lost = []
-        for agent in list(self._agents.values()):
-            silent_s = now_s - agent.last_beat_s
-            if agent.membership is Membership.ACTIVE and silent_s > self._terms.lease_timeout_s:
-                if agent.slot is not None:
-                    self._next_epoch()
-                lost.append(self._set(agent, membership=Membership.LOST, progress_current=False))
+        for agent in self._agents.pop_silent(now_s):
+            if agent.slot is not None:
+                self._next_epoch()
+            # One that was to leave anyway has its slot kept for nobody.
+            slot = agent.slot if agent.leaving is None else None
+            changes = {"membership": Membership.LOST, "slot": slot, "progress_current": False}
+            lost.append(self._set(agent, **changes, **_end_of_order(agent)))
         self._promote(now_s)
         return lost
 
     def _promote(self, now_s: float) -> None:
-        waiting = [a for a in self._agents.values() if a.membership is Membership.ACTIVE and a.slot is None]
-        if not waiting:
+        if not self._agents.num_waiting:
             return
-        holders = self._holders(now_s)
-        free = [slot for slot in range(self._terms.num_slots) if slot not in holders]
-        for slot, agent in zip(free, sorted(waiting, key=lambda a: (a.registered_s, a.agent_id)), strict=False):
-            start = self._start_of(slot)
-            self._vacate(slot, but=agent.agent_id)
-            self._set(
-                agent,
-                **start,
-                slot=slot,
-                last_slot=slot,
-                granted_epoch=self._next_epoch(),
-                progress_current=False,
-            )
+        self._vacate_forfeits(now_s)
+        if self._agents.lowest_free is None:
+            return
+        for agent in self._agents.waiting:
+            slot = self._agents.lowest_free
+            if slot is None:
+                return
+            self._give(agent, slot)
+
+    def _give(self, agent: AgentRecord, slot: int) -> AgentRecord:
+        start = self._start_of(slot)
+        self._vacate(slot, but=agent.agent_id)
+        granted = self._next_epoch()
+        return self._set(agent, **start, slot=slot, last_slot=slot, granted_epoch=granted, progress_current=False)
+
+    def order(self, agent: AgentRecord, leaving: Leaving | None) -> AgentRecord:
+        """Note down that an agent gives its slot up after its next sync; None takes that back."""
+        return self._set(agent, leaving=leaving)
+
+    def release(self, agent: AgentRecord, *, drained: bool, now_s: float) -> AgentRecord:
+        """Take the slot of an agent, if it has one, and fence what it still sends; it waits behind all others."""
+        changes: dict[str, Any] = {"drained": drained or agent.drained, "leaving": None}
+        if agent.slot is not None:
+            changes |= {"slot": None, "granted_epoch": self._next_epoch(), "progress_current": False}
+            changes |= {"registered_s": now_s}
+        return self._set(agent, **changes)
+
+    def hand_over(self, slot: int, to_agent: str) -> AgentRecord | None:
+        """Give a slot that has just become free to a waiting agent; None when that cannot take it any more."""
+        agent = self._agents.get(to_agent)
+        if agent is None or not agent.active or agent.slot is not None or agent.drained:
+            return None
+        return self._give(agent, slot)
+
+    def readmit(self, agent: AgentRecord) -> AgentRecord:
+        """A drained agent may have a slot again, one that is to leave stays."""
+        return self._set(agent, drained=False, leaving=None)
+
+    def take_changes(self) -> list[Change]:
+        """What changed hands since the last call, oldest first."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    @property
+    def records(self) -> Mapping[str, AgentRecord]:
+        """All agents that were ever seen, by id."""
+        return self._agents
 
     @property
     def agents(self) -> list[AgentRecord]:
@@ -255,14 +309,26 @@ class Registry:
     @property
     def islands(self) -> list[AgentRecord]:
         """Active agents with a slot, by slot."""
-        held = [a for a in self._agents.values() if a.membership is Membership.ACTIVE and a.slot is not None]
-        return sorted(held, key=lambda agent: agent.slot or 0)
+        return [agent for agent in self._agents.holders if agent.active]
+
+    @property
+    def waiting(self) -> list[AgentRecord]:
+        """Active agents that would take a slot, the longest-waiting first."""
+        return self._agents.waiting
+
+    def island(self, slot: int) -> AgentRecord | None:
+        """The active agent that holds a slot."""
+        holder = self._agents.holder_of(slot)
+        return holder if holder is not None and holder.active else None
+
+    @property
+    def live_slots(self) -> LiveSlots:
+        return LiveSlots(self._agents)
 
     @property
     def slots_missing(self) -> int:
         """Slots that no agent has ever taken."""
-        taken = {agent.last_slot for agent in self._agents.values() if agent.last_slot is not None}
-        return sum(slot not in taken for slot in range(self._terms.num_slots))
+        return self._agents.num_never_taken
 
     def _next_epoch(self) -> int:
         self.epoch += 1
@@ -274,8 +340,40 @@ class Registry:
 
     def _keep(self, agent: AgentRecord) -> AgentRecord:
         self._store.put("agents", agent.agent_id, agent)
-        self._agents[agent.agent_id] = agent
+        before = self._agents.keep(agent)
+        if before is None or _seat(before) != _seat(agent):
+            self._changes.append(Change(before=before, after=agent))
         return agent
+
+
+class LiveSlots(Mapping[int, "int | None"]):
+    """Slots of live islands, and the version that each trains from (None while it has not said). Always the present."""
+
+    def __init__(self, agents: Roster) -> None:
+        self._agents = agents
+
+    def __getitem__(self, slot: int) -> int | None:
+        agent = self._agents.holder_of(slot)
+        if agent is None or not agent.active:
+            raise KeyError(slot)
+        return agent.progress.round if agent.progress is not None and agent.progress_current else None
+
+    def __iter__(self) -> Iterator[int]:
+        return (agent.slot for agent in self._agents.holders if agent.active and agent.slot is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _seat(agent: AgentRecord) -> tuple[Membership, int | None, str]:
+    return agent.membership, agent.slot, agent.instance
+
+
+def _end_of_order(agent: AgentRecord) -> dict[str, Any]:
+    """What becomes of an order when its agent ends before it is carried out."""
+    if agent.leaving is None:
+        return {}
+    return {"leaving": None, "drained": agent.drained or agent.leaving.action is ControlAction.DRAIN}
 
 
 def _told_version(progress: Progress | None) -> int | None:

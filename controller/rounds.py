@@ -1,7 +1,8 @@
 """Outer rounds as the controller follows them: opened by a directive or by islands themselves, closed by their reports.
 
-A round closes when every expected slot that still lives has reported, or at its deadline. Reports that come later are
-added to it all the same. One that failed altogether is tried again after `RETRY_AFTER_S` under the same number.
+A round closes when every expected slot that still lives has reported, or at its deadline; one with a quorum below its
+slots also `report_grace_s` after that many were applied: an island that hangs holds up nobody. Reports that come later
+are added to it all the same. One that failed altogether is tried again after `RETRY_AFTER_S` under the same number.
 
 Every outer step counts once, as one sync of the budget. What proves it is the version of the global parameters, which
 islands tell with their progress and their reports: when version v appears, rounds up to v - 1 were applied, whether or
@@ -62,6 +63,16 @@ class RoundBook:
         self.version = max((entry.next_version for entry in self._entries.values()), default=0)
         """Version of the global parameters after all rounds known here."""
         self._last_id = max(self._entries, default=0)
+        self._open_ids: set[int] = set()
+        self._claims: set[int] = set()
+        """Closed rounds with a contribution applied that are not counted yet."""
+        self._known: set[tuple[int, float, int]] = set()
+        """Slot, start and round of every report."""
+        self._of_number: dict[int, list[int]] = {}
+        """Ids by ``round``, oldest first."""
+        for entry in self._entries.values():
+            self._known |= _reports_of(entry)
+            self._index(entry)
 
     @property
     def entries(self) -> list[RoundEntry]:
@@ -69,7 +80,7 @@ class RoundBook:
 
     @property
     def open(self) -> RoundEntry | None:
-        return next((entry for entry in self._entries.values() if entry.closed_s is None), None)
+        return self._entries[min(self._open_ids)] if self._open_ids else None
 
     def direct(
         self,
@@ -81,8 +92,13 @@ class RoundBook:
         slots: tuple[int, ...],
         now_s: float,
         deadline_s: float,
+        directed: tuple[int, ...] | None = None,
+        quorum: int | None = None,
     ) -> RoundEntry:
-        """Open a round that the controller directs; islands give up at ``deadline_s`` and report soon after."""
+        """Open a round that the controller directs; islands give up at ``deadline_s`` and report soon after.
+
+        Of its ``slots``, those in ``directed`` come now (None: all), the others join later.
+        """
         return self._open(
             round_,
             decision_id=decision_id,
@@ -92,14 +108,19 @@ class RoundBook:
             opened_s=now_s,
             deadline_s=deadline_s + self._report_grace_s,
             expected=slots,
+            directed=directed,
+            quorum=quorum,
         )
+
+    def join(self, entry: RoundEntry, slots: Iterable[int]) -> RoundEntry:
+        """Note that these slots have been told to come to the open round."""
+        return self._keep(entry.model_copy(update={"directed": tuple(sorted(entry.told | set(slots)))}))
 
     def absorb(
         self, slot: int, report: SyncReport, *, policy: str, live_slots: Collection[int], now_s: float, timeout_s: float
     ) -> RoundEntry | None:
         """Add one report; None when it was known already."""
-        known = {(e.slot, e.report.started_s, e.report.round) for entry in self.entries for e in entry.reports}
-        if (slot, report.started_s, report.round) in known:
+        if (slot, report.started_s, report.round) in self._known:
             return None
         entry = self._find(slot, report)
         if entry is None:
@@ -114,18 +135,19 @@ class RoundBook:
                 expected=tuple(sorted({*live_slots, slot})),
             )
         entry = entry.model_copy(update={"reports": (*entry.reports, SlotReport(slot=slot, report=report))})
+        self._known.add((slot, report.started_s, report.round))
         self.version = max(self.version, entry.next_version)
         return self._keep(entry)
 
     def _find(self, slot: int, report: SyncReport) -> RoundEntry | None:
         """The newest round of that number that lacks this slot; else the directed one that it obeyed with a later."""
-        newest_first = [entry for entry in reversed(self._entries.values()) if slot not in entry.reported]
-        same = next((entry for entry in newest_first if entry.round == report.round), None)
+        of_number = (self._entries[number] for number in reversed(self._of_number.get(report.round, ())))
+        same = next((entry for entry in of_number if slot not in entry.reported), None)
         if same is not None or report.autonomous:
             return same
         # An island that was behind adopts what it missed, and its report names the round that it was really in.
-        awaiting = (e for e in newest_first if e.closed_s is None and e.round < report.round and slot in e.expected)
-        return next(awaiting, None)
+        awaiting = (self._entries[number] for number in sorted(self._open_ids, reverse=True))
+        return next((e for e in awaiting if e.round < report.round and slot in e.missing), None)
 
     def settle(self, live_slots: Mapping[int, int | None], now_s: float) -> list[RoundEntry]:
         """Close the rounds that nobody needs to be waited for.
@@ -134,11 +156,18 @@ class RoundBook:
         and did not report it had nothing to contribute.
         """
         closed = []
-        for entry in self.entries:
-            awaited = [slot for slot in entry.missing if slot in live_slots and not _is_past(live_slots[slot], entry)]
-            if entry.closed_s is None and (not awaited or now_s >= entry.deadline_s):
+        for entry in [self._entries[number] for number in sorted(self._open_ids)]:
+            awaited = any(slot in live_slots and not _is_past(live_slots[slot], entry) for slot in entry.missing)
+            if not awaited or now_s >= self._ends_s(entry):
                 closed.append(self._keep(entry.model_copy(update={"closed_s": now_s})))
         return closed
+
+    def _ends_s(self, entry: RoundEntry) -> float:
+        """When the round closes with those who reported."""
+        applied = [told.report.finished_s for told in entry.reports if told.report.outcome is SyncOutcome.APPLIED]
+        if entry.quorum is None or len(applied) < entry.quorum:
+            return entry.deadline_s
+        return min(entry.deadline_s, max(entry.opened_s, *applied) + self._report_grace_s)
 
     def collect_spent(
         self, version: int | None, *, policy: str, now_s: float, applied_s: float | None = None
@@ -149,8 +178,8 @@ class RoundBook:
         """
         began_s = now_s if applied_s is None else min(now_s, applied_s)
         spent = self._account_for(version, policy=policy, began_s=began_s, now_s=now_s)
-        for entry in self.entries:
-            if not entry.spent and entry.closed_s is not None and entry.applied and not self._was_counted(entry):
+        for entry in [self._entries[number] for number in sorted(self._claims)]:
+            if not self._was_counted(entry):
                 spent.append(self._keep(entry.model_copy(update={"spent": True})))
         if spent:
             self.num_applied += len(spent)
@@ -219,13 +248,38 @@ class RoundBook:
     def _open(self, round_: int, **fields: object) -> RoundEntry:
         self._last_id += 1
         if len(self._entries) >= KEPT_ROUNDS:
-            self._entries.pop(next(iter(self._entries)))
+            self._forget(next(iter(self._entries)))
         return self._keep(RoundEntry.model_validate({"id": self._last_id, "round": round_, **fields}))
 
     def _keep(self, entry: RoundEntry) -> RoundEntry:
         self._store.put("rounds", entry.id, entry)
         self._entries[entry.id] = entry
+        self._index(entry)
         return entry
+
+    def _index(self, entry: RoundEntry) -> None:
+        """Make it known by its newest state."""
+        is_open = entry.closed_s is None
+        (self._open_ids.add if is_open else self._open_ids.discard)(entry.id)
+        is_claim = not entry.spent and not is_open and bool(entry.applied)
+        (self._claims.add if is_claim else self._claims.discard)(entry.id)
+        same = self._of_number.setdefault(entry.round, [])
+        if entry.id not in same:
+            same.append(entry.id)
+
+    def _forget(self, number: int) -> None:
+        entry = self._entries.pop(number)
+        self._open_ids.discard(number)
+        self._claims.discard(number)
+        self._known -= _reports_of(entry)
+        same = self._of_number[entry.round]
+        same.remove(number)
+        if not same:
+            del self._of_number[entry.round]
+
+
+def _reports_of(entry: RoundEntry) -> set[tuple[int, float, int]]:
+    return {(told.slot, told.report.started_s, told.report.round) for told in entry.reports}
 
 
 def _stands_for(entry: RoundEntry, number: int) -> bool:

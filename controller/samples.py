@@ -6,13 +6,15 @@ Everything else is unknown, and unknown is full.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import zlib
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 from pydantic import ValidationError
 
 from controller.policy.base import ServerView
+from controller.sample_limits import find_absurd
 from controller.schema import ServerStatus
 from sidecar.schema import EngineState, LoadSample
 
@@ -33,6 +35,8 @@ class SampleOutcome(StrEnum):
 
     ACCEPTED = "accepted"
     INVALID = "invalid"
+    ABSURD = "absurd"
+    """A value that no server has."""
     FROM_FUTURE = "from_future"
     TOO_OLD = "too_old"
     DUPLICATE = "duplicate"
@@ -51,8 +55,12 @@ class SampleBook:
     """The newest sample of each server."""
 
     def __init__(self, samples: Iterable[LoadSample], *, stale_after_s: float) -> None:
-        self._latest = {sample.server_id: sample for sample in samples}
+        self._latest: dict[str, LoadSample] = {}
+        self._of_node: dict[str, dict[str, None]] = {}
+        """Ids of the servers of each node, in the order in which they were heard of."""
         self._stale_after_s = stale_after_s
+        for sample in samples:
+            self._keep(sample)
 
     def offer(self, raw: object, now_s: float) -> Verdict:
         """Judge one sample, and keep it when it is good."""
@@ -62,9 +70,12 @@ class SampleBook:
             first = exc.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             return Verdict(SampleOutcome.INVALID, detail=f"{where}: {first['msg']}")
+        absurd = find_absurd(sample)
+        if absurd is not None:
+            return Verdict(SampleOutcome.ABSURD, detail=absurd)
         outcome = self._judge(sample, now_s)
         if outcome is SampleOutcome.ACCEPTED:
-            self._latest[sample.server_id] = sample
+            self._keep(sample)
         return Verdict(outcome, sample, "" if outcome is SampleOutcome.ACCEPTED else f"t_s {sample.t_s:.3f}")
 
     def _judge(self, sample: LoadSample, now_s: float) -> SampleOutcome:
@@ -79,18 +90,43 @@ class SampleBook:
             return SampleOutcome.DUPLICATE
         return SampleOutcome.OUT_OF_ORDER if sample.t_s < last.t_s else SampleOutcome.ACCEPTED
 
-    def forget(self, now_s: float) -> None:
-        """Drop servers that were silent for `FORGET_AFTER_S`."""
-        self._latest = {name: s for name, s in self._latest.items() if now_s - s.t_s <= FORGET_AFTER_S}
+    def _keep(self, sample: LoadSample) -> None:
+        before = self._latest.get(sample.server_id)
+        if before is None or before.node != sample.node:
+            self._leave_node(before)
+            self._of_node.setdefault(sample.node, {})[sample.server_id] = None
+        self._latest[sample.server_id] = sample
 
-    def views(self, now_s: float) -> tuple[ServerView, ...]:
-        return tuple(
-            ServerView(
-                server_id=sample.server_id,
-                node=sample.node,
-                pressure_frac=sample.pressure_frac if self._is_known(sample, now_s) else None,
-            )
-            for sample in self._latest.values()
+    def _leave_node(self, sample: LoadSample | None) -> None:
+        if sample is None:
+            return
+        others = self._of_node[sample.node]
+        del others[sample.server_id]
+        if not others:
+            del self._of_node[sample.node]
+
+    def forget(self, now_s: float) -> list[str]:
+        """Drop servers that were silent for `FORGET_AFTER_S`; their names."""
+        silent = [name for name, sample in self._latest.items() if now_s - sample.t_s > FORGET_AFTER_S]
+        for name in silent:
+            self._leave_node(self._latest.pop(name))
+        return silent
+
+    def views_beside(self, islands: Iterable[tuple[str, str | None]], now_s: float) -> tuple[ServerView, ...]:
+        """The servers that islands, by node and named server, may compete with: of a large fleet a small part."""
+        names: dict[str, None] = {}
+        for node, server_id in islands:
+            if server_id is not None:
+                names[server_id] = None
+            else:
+                names |= self._of_node.get(node, {})
+        return tuple(self._view(sample, now_s) for name in names if (sample := self._latest.get(name)) is not None)
+
+    def _view(self, sample: LoadSample, now_s: float) -> ServerView:
+        return ServerView(
+            server_id=sample.server_id,
+            node=sample.node,
+            pressure_frac=sample.pressure_frac if self._is_known(sample, now_s) else None,
         )
 
     def statuses(self, now_s: float) -> list[ServerStatus]:
@@ -105,6 +141,17 @@ class SampleBook:
             for _, sample in sorted(self._latest.items())
         ]
 
+    def newest(self, now_s: float) -> Iterator[tuple[LoadSample, bool]]:
+        """The newest sample of each server, and whether its load is known."""
+        return ((sample, self._is_known(sample, now_s)) for sample in self._latest.values())
+
+    @property
+    def server_ids(self) -> Collection[str]:
+        return self._latest.keys()
+
+    def find(self, server_id: str) -> LoadSample | None:
+        return self._latest.get(server_id)
+
     def num_known(self, now_s: float) -> tuple[int, int]:
         """How many servers' load is known, and how many's is not."""
         known = sum(self._is_known(sample, now_s) for sample in self._latest.values())
@@ -113,3 +160,33 @@ class SampleBook:
     def _is_known(self, sample: LoadSample, now_s: float) -> bool:
         young = now_s - sample.t_s <= self._stale_after_s
         return young and sample.state in KNOWN_STATES and sample.pressure_frac is not None
+
+
+def _share_of(name: str) -> float:
+    """A number in [0, 1) for each name, evenly spread."""
+    return zlib.crc32(name.encode()) / 2**32
+
+
+class SampleLog:
+    """Which samples the journal's log gets: one per server and interval, or every one."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._logged_s: dict[str, float] = {}
+
+    def is_due(self, sample: LoadSample) -> bool:
+        """Whether this one goes into the log; then the next one is due an interval later."""
+        if self._every_s == 0:
+            return True
+        last_s = self._logged_s.get(sample.server_id)
+        if last_s is None:
+            # Servers have their turns one after another, whenever they were first heard of.
+            self._logged_s[sample.server_id] = sample.t_s - self._every_s * _share_of(sample.server_id)
+            return True
+        if sample.t_s - last_s < self._every_s:
+            return False
+        self._logged_s[sample.server_id] = sample.t_s
+        return True
+
+    def forget(self, server_id: str) -> None:
+        self._logged_s.pop(server_id, None)

@@ -6,15 +6,26 @@ Wall-clock times are Unix seconds.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, computed_field, model_validator
 
-from diloco.schema import Progress, Slot, SyncReport
+from diloco.schema import DEFAULT_SYNC_TIMEOUT_S, Progress, Slot, SyncReport
 from service.wire import Order, Wire
 from sidecar.schema import LoadSample, Name
 
 MAX_BATCH_SAMPLES = 20_000
+MAX_FRAGMENTS = 1024
+
+
+class Mode(StrEnum):
+    """Who comes to a round, and when."""
+
+    SYNCHRONOUS = "synchronous"
+    """One decision for the whole run: all islands come at once and wait for the result. DiLoCo as it is published."""
+    PER_ISLAND = "per_island"
+    """Each island has decisions of its own: a round opens with the first, the others come at their own best moment
+    until it is due, and all train on while it is open."""
 
 
 class SampleBatch(Wire):
@@ -49,6 +60,8 @@ class AgentRegistration(Wire):
     url: str | None = None
     """Where the agent's own HTTP service listens."""
     num_parameters: int | None = Field(default=None, ge=1)
+    num_fragments: int = Field(default=1, ge=1, le=MAX_FRAGMENTS)
+    """Parts of the parameters that its worker can sync one by one."""
 
 
 class Autonomy(Wire):
@@ -82,6 +95,8 @@ class AgentLease(Wire):
     """How far the slot had come before this agent took it, as far as was reported: its data goes on from there."""
     paused: bool = False
     autonomy: Autonomy
+    sync_timeout_s: float = Field(default=DEFAULT_SYNC_TIMEOUT_S, gt=0)
+    """From the directive of a round until its islands give up on it; all other deadlines follow (`SyncTimes`)."""
 
 
 class Heartbeat(Wire):
@@ -120,11 +135,17 @@ class Directive(Wire):
     round: int | None = None
     """For `sync`: version of the global parameters that the contribution must be against."""
     quorum: int | None = Field(default=None, ge=1)
-    """For `sync`: to how many islands it was directed; the round need not wait for others."""
+    """For `sync`: how many contributions the round must have; it need not wait for more."""
+    expected: int | None = Field(default=None, ge=1)
+    """For `sync`: how many islands are told to come to the round."""
     fragments: tuple[int, ...] = (0,)
     not_before_s: float | None = None
     deadline_s: float | None = None
     """For `sync`: the island gives up waiting for the round after this Unix time and trains on."""
+    close_by_s: float | None = None
+    """For `sync`: Unix time by which the synchronizer closes the round with those who came."""
+    overlap: bool = False
+    """For `sync`: the island takes inner steps while the round is open."""
     reason: str = ""
 
 
@@ -133,6 +154,14 @@ class Directives(Wire):
 
     directives: list[Directive]
     seq: int
+
+
+class ControlAction(StrEnum):
+    PAUSE = "pause"
+    RESUME = "resume"
+    SYNC_NOW = "sync_now"
+    DRAIN = "drain"
+    SWAP = "swap"
 
 
 class Action(StrEnum):
@@ -157,7 +186,25 @@ class Reason(StrEnum):
     BUDGET_EXHAUSTED = "budget_exhausted"
     BUDGET_DUE = "budget_due"
     """The remaining syncs of the budget would no longer fit before its horizon ends."""
+    TOKENS_REACHED = "tokens_reached"
+    TOKENS_BELOW_TARGET = "tokens_below_target"
+    COST_LOW = "cost_low"
+    """A sync costs now no more than what can still be expected of the chances before the deadline."""
+    COST_HIGH = "cost_high"
+    COST_SAME_CHOSEN = "cost_same_chosen"
+    """Many moments cost the same as now, and this one was drawn."""
+    COST_SAME_PASSED = "cost_same_passed"
+    """Many moments cost the same as now, and another one will do as well."""
+    LOWER_COST_AHEAD = "lower_cost_ahead"
+    """The servers foresee a much lower cost before the deadline."""
+    COST_UNKNOWN = "cost_unknown"
+    COST_HISTORY_SHORT = "cost_history_short"
+    """The cost has been watched for too short a time to say what is low."""
     NO_SYNC_POLICY = "no_sync_policy"
+    AHEAD_OF_RATE = "ahead_of_rate"
+    """The budget is a rate, and the syncs so far are all that the time until now pays for."""
+    MAX_DEFER_REACHED = "max_defer_reached"
+    """The budget's longest wait for a better moment is over."""
     NO_ISLANDS = "no_islands"
     SYNC_IN_FLIGHT = "sync_in_flight"
     JOIN_OPEN_ROUND = "join_open_round"
@@ -168,6 +215,8 @@ class Reason(StrEnum):
     PAUSED = "paused"
     MANUAL = "manual"
     """``POST /v1/control`` sync_now."""
+    ROUND_DUE = "round_due"
+    """The round that other islands are in has no time left to wait for a better moment of this one."""
     POLICY_FAILED = "policy_failed"
     """The policy raised; the safe answer is to defer until ``max_h``."""
 
@@ -212,6 +261,8 @@ class RoundRecord(Wire):
     """Slots whose sync failed, and directed ones that never reported."""
     slots_late: tuple[int, ...] = ()
     """Slots that adopted the result although their contribution came too late for it."""
+    slots_stale: tuple[int, ...] = ()
+    """Of these, slots whose contribution was taken into a later round with less weight."""
     bytes_total: int
     closed: bool
 
@@ -236,6 +287,13 @@ class IslandStatus(Wire):
     age_s: float
     """Seconds since the last heartbeat."""
     progress: Progress | None
+    servers: tuple[str, ...] = ()
+    """Servers that it competes with: the one it names, else all of its node. Empty: nobody says how loaded it is there,
+    which counts as full."""
+    drained: bool = False
+    """It gets no slot until an operator resumes it."""
+    leaving: ControlAction | None = None
+    """`drain` or `swap`: it gives its slot up after its next sync."""
 
 
 class Fleet(Wire):
@@ -257,6 +315,11 @@ class PolicySpec(Order):
     name: str
     params: dict[str, float | int] = Field(default_factory=dict)
 
+    @property
+    def label(self) -> str:
+        """Name and parameters in one word, such as ``fixed_h:h=256``."""
+        return ":".join([self.name, *(f"{name}={value:g}" for name, value in self.params.items())])
+
 
 class RoundPage(Wire):
     """``GET /v1/rounds``: the newest rounds, oldest first."""
@@ -272,12 +335,16 @@ MAX_BUDGET_S = 1e10
 class BudgetSpec(Order):
     """``PUT /v1/budget``: how many outer syncs may be spent until the horizon ends; after it none is.
 
-    With ``outer_syncs`` None the number is unlimited and only ``min_gap_s`` holds.
+    With ``outer_syncs`` None the number is unlimited and only ``min_gap_s`` holds, or ``syncs_per_hour`` paces it.
     """
 
     outer_syncs: int | None = Field(default=None, ge=0, le=MAX_BUDGET_SYNCS)
     horizon_s: float | None = Field(default=None, gt=0, le=MAX_BUDGET_S)
     min_gap_s: float = Field(default=0.0, ge=0, le=MAX_BUDGET_S)
+    syncs_per_hour: float | None = Field(default=None, gt=1e-6, le=1e6)
+    """In place of a number and a horizon: after t hours rate * t syncs were made, give or take one."""
+    max_defer_s: float | None = Field(default=None, gt=0, le=MAX_BUDGET_S)
+    """Seconds since the last sync (at first since the budget was set) after which one is made whatever it costs."""
 
 
 class BudgetStatus(Wire):
@@ -290,18 +357,342 @@ class BudgetStatus(Wire):
     last_sync_s: float | None
 
 
-class ControlAction(StrEnum):
-    PAUSE = "pause"
-    RESUME = "resume"
-    SYNC_NOW = "sync_now"
+class HeadroomVerdict(StrEnum):
+    """Whether timing syncs can save anything here. Exported as a metric label."""
+
+    ENOUGH = "enough"
+    """The best schedule costs clearly less than random ones, and the load can be told a moment ahead."""
+    UNPREDICTABLE = "unpredictable"
+    """It costs less, but only in hindsight: what a second cost says nothing about a sync that starts after it."""
+    NOTHING_TO_GAIN = "nothing_to_gain"
+    """What the best schedule saves is within the noise of random ones, or under a twentieth of what they cost."""
+    TOO_LITTLE_DATA = "too_little_data"
+    """Too few seconds of the window whose sync cost is known."""
+    NO_BUDGET = "no_budget"
+    """No budget with a number and a horizon, and no sync in the window: nobody can say how many to place."""
+
+
+class PolicyHeadroom(Wire):
+    """One policy over its part of the window. Costs are expected SLO violations that its syncs added."""
+
+    policy: str
+    shadow: bool
+    since_s: float
+    """Start of its part of the window: it was set, or began to run in shadow."""
+    syncs: int
+    """That it started there, and that are over."""
+    priced_syncs: int
+    """Of these, the ones whose cost is known; all figures below are of these, and of as many random or best ones."""
+    cost: float | None
+    random_cost: float | None
+    oracle_cost: float | None
+    share_closed: float | None
+    """(random - own) / (random - oracle); None where the gap is within the noise."""
+    as_cheap_frac: float | None
+    """Share of the random schedules that cost as little or less: small is better than chance."""
+
+
+class Headroom(Wire):
+    """``GET /v1/headroom?window_s=``: what timing syncs could save. Costs are expected SLO violations in the window."""
+
+    t_s: float
+    window_s: float
+    """What was looked at: from the first second that is known, and no more than holds sixty syncs."""
+    covered_s: float
+    """Seconds of the window whose sync cost is known."""
+    verdict: HeadroomVerdict
+    syncs: int | None
+    """How many are placed: the budget's rate times the window; without one, as many as the policy in force did."""
+    min_gap_s: float
+    """Between two starts: the budget's, and never less than a sync takes."""
+    sync_s: float
+    """How long one takes, as observed lately."""
+    random_cost: float | None = None
+    """Mean of random schedules."""
+    random_sd: float | None = None
+    """Spread of one of them."""
+    oracle_cost: float | None = None
+    """The cheapest schedule, known in hindsight."""
+    gap: float | None = None
+    """random_cost - oracle_cost."""
+    predictability: float | None = None
+    """Correlation of a second's cost with that of a sync that starts after it: 0 is unpredictable."""
+    policies: tuple[PolicyHeadroom, ...] = ()
+    """The one in force first, then those in shadow."""
+
+
+class ShadowOrder(Order):
+    """``PUT /v1/shadow``: the policies that run beside the one in force, instead of those that did."""
+
+    policies: tuple[PolicySpec, ...] = Field(max_length=8)
+
+
+class ShadowStatus(Wire):
+    """One policy in shadow, with its own count of syncs and steps: nothing of it is enforced."""
+
+    policy: str
+    """Name and parameters, as its decisions are journalled under."""
+    spec: PolicySpec
+    since_s: float
+    syncs: int
+    """That it would have started."""
+    last_sync_s: float | None
+    budget_remaining: int | None
+    action: Action | None = None
+    """Of its last decision; None before the first."""
+    reason: Reason | None = None
+    failures: int = 0
+    resting_until_s: float | None = None
+    """After it raised: it is not asked before this Unix time."""
+
+
+class ShadowPage(Wire):
+    """``GET /v1/shadow``."""
+
+    policies: tuple[ShadowStatus, ...]
+
+
+class Arm(StrEnum):
+    A = "a"
+    B = "b"
+
+
+class ExperimentSpec(Order):
+    """``POST /v1/experiments``: two policies in turns, with equal budgets in blocks of equal length."""
+
+    a: PolicySpec
+    b: PolicySpec
+    blocks: int = Field(default=16, ge=2, le=400)
+    """Even: they go in pairs, each in random order."""
+    block_s: float = Field(default=600.0, ge=1, le=7 * 86400)
+    washout_s: float = Field(default=60.0, ge=0)
+    """At the start of each block: no sync, and nothing counts. As long as the longest request."""
+    syncs_per_block: int = Field(default=1, ge=1, le=10_000)
+    min_gap_s: float = Field(default=0.0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
+
+
+class ExperimentState(StrEnum):
+    RUNNING = "running"
+    DONE = "done"
+    STOPPED = "stopped"
+    """By an operator, or because its policies became impossible."""
+
+
+class Disturbance(StrEnum):
+    """Why a block does not count."""
+
+    PAUSED = "paused"
+    """The run was paused in it."""
+    STOPPED = "stopped"
+    """The experiment ended in it."""
+
+
+class Block(Wire):
+    """One block, and what was seen in it after its washout."""
+
+    index: int
+    arm: Arm
+    started_s: float
+    counts_from_s: float
+    ends_s: float
+    seen_s: float
+    """When the controller last looked after it."""
+    attempt: int = 1
+    """Above 1: the controller was away for too long, and the block began again."""
+    requests: float = 0.0
+    violations: float = 0.0
+    """Of ``requests``, those that certainly violated the SLO."""
+    requests_in_sync: float = 0.0
+    violations_in_sync: float = 0.0
+    syncs: int = 0
+    disturbance: Disturbance | None = None
+    """None for one that counts, unless it is over without requests."""
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def rate(self) -> float | None:
+        """Violations per request; None without requests."""
+        return self.violations / self.requests if self.requests > 0 else None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def sync_excess(self) -> float | None:
+        """Violations while syncs ran, over what the other requests of the block make one expect."""
+        others = self.requests - self.requests_in_sync
+        if others <= 0:
+            return None
+        return self.violations_in_sync - (self.violations - self.violations_in_sync) / others * self.requests_in_sync
+
+
+class ExperimentVerdict(StrEnum):
+    A_BETTER = "a_better"
+    B_BETTER = "b_better"
+    NO_DIFFERENCE = "no_difference"
+    """None that these blocks could show: p is 0.05 or more."""
+    TOO_FEW_PAIRS = "too_few_pairs"
+    """Even if every pair agreed, p could not fall below 0.05: six are the least."""
+    UNEQUAL_SYNCS = "unequal_syncs"
+    """The arms did not spend the same number of syncs, so that the difference may be due to that (against `no_sync` it
+    is meant to be)."""
+
+
+class ExperimentResult(Wire):
+    """Of the pairs in which both blocks are over and count. Rates are violations per request; differences a minus b."""
+
+    pairs: int
+    pairs_left_out: int
+    """Over, and one of their blocks does not count."""
+    verdict: ExperimentVerdict
+    rate_a: float | None = None
+    rate_b: float | None = None
+    mean_diff: float | None = None
+    ci95: tuple[float, float] | None = None
+    """Bootstrap interval of ``mean_diff``; None from a single pair."""
+    p_value: float | None = None
+    """Sign-flip test of "no difference", exact up to 16 pairs."""
+    syncs_a: float | None = None
+    """Mean per block."""
+    syncs_b: float | None = None
+    excess_a: float | None = None
+    """Mean per block of the violations that came with syncs; None where every request met one."""
+    excess_b: float | None = None
+
+
+class ExperimentStatus(Wire):
+    """``GET /v1/experiments/{id}``."""
+
+    id: int
+    t_s: float
+    """The controller's time."""
+    spec: ExperimentSpec
+    state: ExperimentState
+    order: tuple[Arm, ...]
+    started_s: float
+    ended_s: float | None
+    ends_s: float
+    """When the last block ends as things stand."""
+    policy_after: PolicySpec
+    """The one from before, that comes back at the end."""
+    detail: str = ""
+    blocks: tuple[Block, ...]
+    """Those that have begun, the running one last."""
+    result: ExperimentResult
+
+
+class ExperimentPage(Wire):
+    """``GET /v1/experiments``: oldest first."""
+
+    experiments: tuple[ExperimentStatus, ...]
+
+
+class ControlWhen(StrEnum):
+    """When an island gives its slot up."""
+
+    AFTER_SYNC = "after_sync"
+    """After its next outer sync: no inner step is lost."""
+    NOW = "now"
+    """At once: its steps since the last outer sync are lost."""
 
 
 class ControlRequest(Order):
-    """``POST /v1/control``."""
+    """``POST /v1/control``. At most one of ``agent_id``, ``slot`` and ``node`` names whom it is about.
+
+    `pause` and `sync_now` are about the whole run, `resume` about the whole run or about drained agents, `drain` and
+    `swap` about the agents that are named.
+    """
 
     action: ControlAction
+    agent_id: Name | None = None
+    slot: Slot | None = None
+    node: Name | None = None
+    """All agents of this host, as of now."""
+    to_agent: Name | None = None
+    """For `swap`: the spare that takes the slot; None takes the one that waits longest."""
+    when: ControlWhen = ControlWhen.AFTER_SYNC
+    """For `drain` and `swap`."""
+    dry_run: bool = False
+    """Answer what would happen, and change nothing."""
+
+    @model_validator(mode="after")
+    def _check_target(self) -> Self:
+        if sum(target is not None for target in (self.agent_id, self.slot, self.node)) > 1:
+            raise ValueError("agent_id, slot and node each name whom it is about: give one of them")
+        return self
+
+
+class ControlStep(Wire):
+    """What an order does to one agent."""
+
+    agent_id: str
+    slot: int | None
+    """The slot that changes hands; None for a spare."""
+    change: ControlAction
+    when: ControlWhen
+    to_agent: str | None = None
+    """The spare that takes the slot; None: the slot stays empty until there is one."""
 
 
 class ControlReply(Wire):
     action: ControlAction
     effect: str
+    dry_run: bool = False
+    steps: tuple[ControlStep, ...] = ()
+
+
+class RecoveryKind(StrEnum):
+    """What became known about a slot, an agent or the controller. Exported as a metric label."""
+
+    LEASE_LOST = "lease_lost"
+    """The holder of a slot was silent for longer than its lease."""
+    LEFT = "left"
+    """The holder of a slot ended in order."""
+    DRAINED = "drained"
+    """The holder of a slot gave it up because an operator drained it."""
+    SWAPPED = "swapped"
+    """The holder of a slot gave it up because an operator swapped it."""
+    PROCESS_REPLACED = "process_replaced"
+    """Another process took over the agent, and its slot with it, before its lease ended."""
+    SPARE_TOOK_SLOT = "spare_took_slot"
+    AGENT_RETURNED = "agent_returned"
+    """The agent that had lost the slot, or had left it, came back to it."""
+    WORKER_RESTARTED = "worker_restarted"
+    """The agent started its rank worker anew."""
+    TRAINS_AGAIN = "trains_again"
+    """The slot took its first inner step since it was lost: the end of a recovery, with all of its times."""
+    CONTROLLER_RESTARTED = "controller_restarted"
+
+
+class Recovery(Wire):
+    """One thing that became known in a recovery. A recovery has several, which share its number."""
+
+    t_s: float
+    kind: RecoveryKind
+    slot: int | None = None
+    """None when it is about the whole run."""
+    agent_id: str | None = None
+    from_agent: str | None = None
+    """Who held the slot before."""
+    epoch: int
+    recovery: int
+    """Number of the recovery."""
+    lost_s: float | None = None
+    """Last sign of life of the holder before; for an order, when the slot was given up."""
+    taken_s: float | None = None
+    """When the slot had a living holder again."""
+    first_step_s: float | None = None
+    """When that holder's first inner step was reported: at most one heartbeat late."""
+
+
+class RecoveryRecord(Recovery):
+    """One journalled `Recovery`."""
+
+    id: int
+
+
+class RecoveryPage(Wire):
+    """``GET /v1/recoveries?since=&limit=``."""
+
+    recoveries: list[RecoveryRecord]
+    next_since: int
+    """Pass as ``since`` to get what came later."""

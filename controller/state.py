@@ -11,15 +11,17 @@ from pydantic import BaseModel, ValidationError
 
 from controller.budget import check_budget, new_period, with_sync_spent, with_sync_started
 from controller.config import ControllerSettings
+from controller.costs import CostBook
 from controller.directives import Box, Mailboxes
 from controller.journal import Journal
-from controller.journal_file import JournalReader
+from controller.journal_tables import recovery_row
 from controller.policy import make_policy
 from controller.records import AgentRecord, Configured, RoundEntry
-from controller.registry import LeaseTerms, Registry
+from controller.recoveries import RecoveryBook
+from controller.registry import LeaseTerms, LiveSlots, Registry
 from controller.rounds import KEPT_ROUNDS, RoundBook
-from controller.samples import SampleBook
-from controller.schema import BudgetSpec, BudgetStatus, PolicySpec
+from controller.samples import SampleBook, SampleLog
+from controller.schema import BudgetSpec, BudgetStatus, PolicySpec, Recovery
 from service.errors import ConfigError, InputError
 from sidecar.schema import LoadSample
 
@@ -35,15 +37,17 @@ class FleetState:
     """Everything that changes, restored from the journal. Setters queue what must survive; callers await the commit."""
 
     def __init__(self, settings: ControllerSettings, journal: Journal, *, now_s: float) -> None:
-        reader = JournalReader(journal.path)
+        reader = journal.reader()
         meta = reader.meta()
         self.settings = settings
         self.journal = journal
         self.reader = reader
-        self.run_id = _restore_run_id(settings, meta)
+        self.run_id = restore_run_id(settings, meta)
         self.run_started_s = float(meta.get("run_started_s", now_s))
         self.paused = meta.get("paused") == "1"
         self.last_decision_id = reader.last_decision_id()
+        agents = reader.values("agents", AgentRecord)
+        self.recoveries = RecoveryBook(last_number=int(meta.get("recovery_number", 0)), agents=agents)
         self.registry = Registry(
             journal,
             LeaseTerms(
@@ -53,15 +57,20 @@ class FleetState:
             ),
             # A fresh journal must outrank what earlier ones gave out, which the synchronizer still knows.
             epoch=int(meta.get("epoch", now_s)),
-            agents=reader.values("agents", AgentRecord),
+            agents=agents,
         )
         self.registry.grace(now_s)
+        if meta:
+            seen_s = max((agent.last_beat_s for agent in agents), default=None)
+            self.keep_recovery(self.recoveries.restarted(lost_s=seen_s, epoch=self.registry.epoch, now_s=now_s))
         self.samples = SampleBook(reader.values("servers", LoadSample), stale_after_s=settings.stale_after_s)
+        self.sample_log = SampleLog(settings.journal_samples_every_s)
+        self.costs = CostBook(stale_after_s=settings.stale_after_s)
         self.rounds = RoundBook(
             journal,
             reader.values("rounds", RoundEntry, newest=KEPT_ROUNDS),
             num_applied=int(meta.get("rounds_applied", 0)),
-            report_grace_s=settings.takeover_after_s,
+            report_grace_s=settings.report_grace_s,
             counted_to=int(meta["rounds_counted_to"]) if "rounds_counted_to" in meta else None,
         )
         if self.rounds.counted_to is None:
@@ -106,6 +115,10 @@ class FleetState:
             return []
         return found
 
+    def keep_recovery(self, recovery: Recovery) -> None:
+        self.journal.append("recoveries", recovery_row(recovery))
+        self.journal.put("meta", "recovery_number", str(self.recoveries.last_number))
+
     def set_policy(self, spec: PolicySpec) -> None:
         """Raises `InputError` when there is no such policy."""
         self.policy = make_policy(spec, self.settings.policy_context)
@@ -115,16 +128,26 @@ class FleetState:
     def set_budget(self, spec: BudgetSpec, *, now_s: float) -> None:
         self._keep_budget(new_period(spec, now_s=now_s, last_sync_s=self.budget.last_sync_s))
 
+    def resume_budget(self, budget: BudgetStatus) -> None:
+        """Go on with an earlier period as it was left; the gap to the last sync holds."""
+        self._keep_budget(budget.model_copy(update={"last_sync_s": self.budget.last_sync_s}))
+
     def set_paused(self, paused: bool) -> None:
         self.paused = paused
         self.journal.put("meta", "paused", "1" if paused else "0")
 
+    def forget_servers(self, now_s: float) -> None:
+        """Drop servers that are silent for long, from the journal too: names that nobody uses must not add up."""
+        for server_id in self.samples.forget(now_s):
+            self.sample_log.forget(server_id)
+            self.journal.forget("servers", server_id)
+        self.costs.forget(now_s)
+
     def count_syncs(self, now_s: float) -> None:
         """Count the outer steps that have become known."""
         told = self.version if self.registry.version is not None or self.rounds.version > 0 else None
-        for entry in self.rounds.collect_spent(
-            told, policy=self.policy.name, now_s=now_s, applied_s=self._applied_s(told)
-        ):
+        applied_s = self._applied_s(told) if told != self.rounds.counted_to else None
+        for entry in self.rounds.collect_spent(told, policy=self.policy.name, now_s=now_s, applied_s=applied_s):
             started_s = entry.began_s
             budget = with_sync_started(self.budget, started_s)
             # A round that began before the period was set belongs to the one before.
@@ -132,7 +155,7 @@ class FleetState:
 
     def _applied_s(self, version: int | None) -> float | None:
         """When the outer step to a version was applied, as its islands tell."""
-        told = [agent.progress for agent in self.registry.agents if agent.progress is not None]
+        told = [agent.progress for agent in self.registry.records.values() if agent.progress is not None]
         times_s = [p.last_sync_at_s for p in told if p.round == version and p.last_sync_at_s is not None]
         return min(times_s, default=None)
 
@@ -146,13 +169,9 @@ class FleetState:
         return max(self.rounds.version, self.registry.version or 0)
 
     @property
-    def live_slots(self) -> dict[int, int | None]:
+    def live_slots(self) -> LiveSlots:
         """Slots of live islands, and the version that each trains from (None while it has not said)."""
-        return {
-            island.slot: island.progress.round if island.progress is not None and island.progress_current else None
-            for island in self.registry.islands
-            if island.slot is not None
-        }
+        return self.registry.live_slots
 
 
 def _read_configured(meta: dict[str, str]) -> Configured | None:
@@ -166,7 +185,8 @@ def _read_configured(meta: dict[str, str]) -> Configured | None:
         return None
 
 
-def _restore_run_id(settings: ControllerSettings, meta: dict[str, str]) -> str:
+def restore_run_id(settings: ControllerSettings, meta: dict[str, str]) -> str:
+    """Raises `ConfigError` when the journal is another run's."""
     kept = meta.get("run_id")
     if kept is not None and settings.run_id is not None and kept != settings.run_id:
         raise ConfigError(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from controller.budget import view_budget
-from controller.policy.base import FleetView, IslandView
+from controller.policy.base import FleetView, IslandView, ServerView, bound_servers
+from controller.policy.cost_view import CostView
 from controller.records import AgentRecord
 from controller.state import FleetState
 from diloco.schema import Phase
@@ -16,9 +17,10 @@ def build_view(state: FleetState, now_s: float) -> FleetView:
     told = [island.progress.round for island in islands if island.progress is not None and island.progress_current]
     version = max(told, default=state.version)
     views = tuple(_view_island(island) for island in islands)
+    servers = state.samples.views_beside(((island.node, island.server_id) for island in islands), now_s)
     return FleetView(
         islands=views,
-        servers=state.samples.views(now_s),
+        servers=servers,
         budget=view_budget(state.budget),
         min_h=settings.min_h,
         max_h=settings.max_h,
@@ -36,7 +38,19 @@ def build_view(state: FleetState, now_s: float) -> FleetView:
         expected_sync_s=state.rounds.expected_sync_s(),
         last_transfer_s=state.rounds.last_transfer_s(),
         reaction_s=settings.tick_s + settings.heartbeat_interval_s,
+        costs=view_costs(state, views, servers, now_s),
     )
+
+
+def view_costs(
+    state: FleetState, islands: tuple[IslandView, ...], servers: tuple[ServerView, ...], now_s: float
+) -> CostView | None:
+    """What a sync of these islands together costs; None while that of one of their servers is unknown."""
+    bound, unbound = bound_servers(islands, servers)
+    if unbound or not bound:
+        return None
+    names = tuple(server.server_id for server in bound)
+    return state.costs.view(names, now_s=now_s, sync_s=state.rounds.expected_sync_s())
 
 
 def _is_syncing(island: AgentRecord, version: int | None = None) -> bool:
@@ -59,6 +73,7 @@ def _view_island(island: AgentRecord) -> IslandView:
         ready=True,
         inner_steps_since_sync=progress.inner_steps_since_sync,
         tokens_since_sync=progress.tokens_since_sync,
+        tokens=progress.tokens,
         loss=progress.loss,
         loss_at_sync=progress.loss_at_sync,
         step_time_s=progress.step_time_s,

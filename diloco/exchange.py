@@ -2,13 +2,17 @@
 
 Nothing that happens here loses local progress: what the synchronizer has not merged stays in the local parameters, and
 a contribution whose round outlives the deadline is remembered, so that the next sync adopts what became of it.
+
+`begin` contributes, `await_end` waits and downloads, `finish` adopts. Only the first and the last touch the module: an
+island that syncs with overlap takes inner steps in between.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,12 +20,9 @@ from diloco.errors import RoundClosedError
 from diloco.fragment import manifest_of, num_bytes
 from diloco.island import Contribution, Island, NonFiniteError
 from diloco.protocol import SyncCommand
-from diloco.schema import SyncOutcome, SyncReport
+from diloco.schema import OuterState, SyncOutcome, SyncReport
 from diloco.transport import SynchronizerClient
 from service.errors import UnavailableError, WadilocoError
-
-PULL_GRACE_S = 10.0
-"""A round that closed just before the deadline is worth reading: without it the island would be behind all others."""
 
 
 @dataclass(slots=True)
@@ -36,12 +37,29 @@ class Tally:
     pushed_s: float | None = None
     bytes_pushed: int = 0
     bytes_pulled: int = 0
+    staleness: int = 0
+    staleness_weight: float | None = None
 
     def stands_for(self, contribution: Contribution) -> None:
         self.round = contribution.round
         self.inner_steps = contribution.inner_steps
         self.tokens = contribution.tokens
         self.update_norm = contribution.update_norm
+
+    def was_merged(self, contribution: Contribution) -> None:
+        """The sync ended with what an earlier one had contributed."""
+        self.stands_for(contribution)
+        self.round = contribution.in_round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """A contribution whose round is open."""
+
+    command: SyncCommand
+    tally: Tally
+    after_version: int
+    """The round closes with a version newer than this."""
 
 
 class Exchange:
@@ -55,6 +73,8 @@ class Exchange:
         self._num_bytes = num_bytes(manifest_of(island.module))
         self._offered: Contribution | None = None
         """Contribution whose push ended without an answer: it may have arrived."""
+        self.outer_state: OuterState | None = None
+        """What the synchronizer said of itself last."""
 
     def join(self, *, deadline_s: float) -> None:
         """Become part of the run: offer the initial parameters, or start from the global ones if there are any.
@@ -73,10 +93,56 @@ class Exchange:
 
     def run(self, command: SyncCommand) -> SyncReport | None:
         """One sync, at most until the command's deadline; None if the island already is beyond the command's round."""
+        begun = self.begin(command)
+        if not isinstance(begun, Pending):
+            return begun
+        return self.finish(begun, lambda: self.await_end(begun))
+
+    def begin(self, command: SyncCommand) -> SyncReport | Pending | None:
+        """Contribute. The report when that ended the sync, None if the island already is beyond the command's round."""
         tally = Tally(started_s=time.time(), round=self._island.version)
+        pending: list[Pending] = []
+
+        def contribute() -> SyncOutcome | None:
+            outcome = self._contribute(command, tally)
+            if isinstance(outcome, Pending):
+                pending.append(outcome)
+                return None
+            return outcome
+
+        report = self._reported(command, tally, contribute)
+        return pending[0] if pending else report
+
+    def await_end(self, pending: Pending) -> int:
+        """Wait until the round closes, and download what it made; returns the version.
+
+        Raises:
+            TimeoutError: it is open at the deadline.
+            WadilocoError: the download failed.
+        """
+        version = self._client.wait_version(pending.after_version, deadline_s=pending.command.deadline_s)
+        if version is None:
+            raise TimeoutError
+        return self._pull(version, pending.command, pending.tally)
+
+    def finish(self, pending: Pending, end: Callable[[], int]) -> SyncReport:
+        """Adopt what ``end`` returned the version of (`await_end`), or report its error."""
+
+        def adopt() -> SyncOutcome:
+            self._take(end())
+            return SyncOutcome.APPLIED
+
+        report = self._reported(pending.command, pending.tally, adopt)
+        assert report is not None, "a sync that was begun has an outcome"
+        return report
+
+    def _reported(
+        self, command: SyncCommand, tally: Tally, work: Callable[[], SyncOutcome | None]
+    ) -> SyncReport | None:
+        """The report of what ``work`` did to the tally; None when it has no outcome."""
         detail = ""
         try:
-            outcome = self._round(command, tally)
+            outcome = work()
         except WadilocoError as exc:
             outcome, detail = SyncOutcome.FAILED, str(exc)
             if isinstance(exc, NonFiniteError):
@@ -97,34 +163,64 @@ class Exchange:
             tokens=tally.tokens,
             update_norm=tally.update_norm,
             autonomous=command.autonomous,
+            staleness=tally.staleness,
+            staleness_weight=tally.staleness_weight,
             detail=detail,
         )
 
-    def _round(self, command: SyncCommand, tally: Tally) -> SyncOutcome | None:
+    def _contribute(self, command: SyncCommand, tally: Tally) -> SyncOutcome | Pending | None:
         island = self._island
         self._settle(command)
-        merged = self._catch_up(command, tally)
-        if merged is not None and (command.round is None or command.round <= merged.round):
-            tally.stands_for(merged)
-            return SyncOutcome.APPLIED
+        state = self._ask_state(command)
+        version = state.fragments[0].version
+        if self._is_worth_as_stale(command, state):
+            return self._push_own(command, tally)
+        if version != island.version:
+            merged = self._adopt(version, command, tally)
+            if merged is not None and (command.round is None or command.round <= merged.in_round):
+                tally.was_merged(merged)
+                return SyncOutcome.APPLIED
+        elif self._slot not in state.fragments[0].open_round.slots:
+            island.accepted = None
         if command.round is not None and command.round < island.version:
             return None
-        if island.accepted is None or island.accepted.inner_steps != island.steps_since_sync:
-            try:
-                island.accepted = self._push(island.contribution(), command, tally)
-            except RoundClosedError as closed:
-                # The round took the contribution of an earlier sync, or none of ours.
-                merged = self._adopt(closed.version, command, tally)
-                if merged is None:
-                    return SyncOutcome.LATE
-                tally.stands_for(merged)
-                return SyncOutcome.APPLIED
-        tally.stands_for(island.accepted)
-        version = self._client.wait_version(island.version, deadline_s=command.deadline_s)
-        if version is None:
-            raise TimeoutError
-        self._adopt(version, command, tally)
-        return SyncOutcome.APPLIED
+        accepted = island.accepted
+        if (
+            accepted is None
+            or accepted.inner_steps != island.steps_since_sync
+            or accepted.round != island.version  # it rides along as a stale one, which no quorum counts
+        ):
+            return self._push_own(command, tally)
+        tally.stands_for(accepted)
+        return Pending(command=command, tally=tally, after_version=island.version)
+
+    def _push_own(self, command: SyncCommand, tally: Tally) -> SyncOutcome | Pending:
+        """Contribute the local parameters as they are."""
+        island = self._island
+        try:
+            accepted = self._push(island.contribution(), command, tally)
+        except RoundClosedError as closed:
+            # The round took the contribution of an earlier sync, or none of ours.
+            merged = self._adopt(closed.version, command, tally)
+            if merged is None:
+                return SyncOutcome.LATE
+            tally.was_merged(merged)
+            return SyncOutcome.APPLIED
+        island.accepted = accepted
+        if tally.staleness:
+            self._adopt(accepted.in_round, command, tally)
+            return SyncOutcome.STALE
+        return Pending(command=command, tally=tally, after_version=island.version)
+
+    def _is_worth_as_stale(self, command: SyncCommand, state: OuterState) -> bool:
+        """Whether to contribute to a round that is over, rather than to keep the progress for the next."""
+        island, version = self._island, state.fragments[0].version
+        return (
+            island.accepted is None
+            and command.round == island.version
+            and 0 < version - island.version <= state.max_staleness
+            and island.tokens_since_sync > 0
+        )
 
     def _settle(self, command: SyncCommand) -> None:
         """Learn what became of a contribution without an answer: the synchronizer knows a repetition by its digest."""
@@ -132,26 +228,23 @@ class Exchange:
             with contextlib.suppress(RoundClosedError):
                 self._island.accepted = self._push(self._offered, command, Tally(started_s=0.0, round=0))
 
-    def _catch_up(self, command: SyncCommand, tally: Tally) -> Contribution | None:
-        """Bring the island to the current version; returns its accepted contribution if that was merged meanwhile."""
-        island = self._island
-        state = self._client.state(deadline_s=command.deadline_s)
+    def _ask_state(self, command: SyncCommand) -> OuterState:
+        state = self._client.state(deadline_s=command.deadline_s, slot=self._slot, coming_to=command.round)
         if not state.initialized:
             # The synchronizer lost its disk: what the islands share is the best there is.
+            island = self._island
             self._client.init(manifest_of(island.module), island.global_flat, deadline_s=command.deadline_s)
             state = self._client.state(deadline_s=command.deadline_s)
-        fragment = state.fragments[0]
-        if fragment.version != island.version:
-            return self._adopt(fragment.version, command, tally)
-        if self._slot not in fragment.open_round.slots:
-            island.accepted = None
-        return None
+        self.outer_state = state
+        return state
 
     def _push(self, contribution: Contribution, command: SyncCommand, tally: Tally) -> Contribution:
+        """The contribution with the round that took it."""
         tally.stands_for(contribution)
         self._offered = contribution
+        left_s = None if command.close_by_s is None else max(command.close_by_s - time.time(), 0.0)
         try:
-            self._client.push(
+            reply = self._client.push(
                 contribution.local,
                 round=contribution.round,
                 slot=self._slot,
@@ -159,6 +252,8 @@ class Exchange:
                 # An island that trained on nothing still has to come: without it the quorum is not complete.
                 tokens=max(1, contribution.tokens),
                 quorum=command.quorum,
+                expected=command.expected,
+                closes_in_s=left_s,
                 deadline_s=command.deadline_s,
             )
         except UnavailableError:
@@ -169,10 +264,22 @@ class Exchange:
         self._offered = None
         tally.pushed_s = time.time()
         tally.bytes_pushed = self._num_bytes
-        return contribution
+        tally.staleness, tally.staleness_weight = reply.staleness, reply.staleness_weight
+        return replace(contribution, into=reply.round)
 
     def _adopt(self, version: int, command: SyncCommand, tally: Tally) -> Contribution | None:
-        deadline_s = max(command.deadline_s, time.time() + PULL_GRACE_S)
+        return self._take(self._pull(version, command, tally))
+
+    def _take(self, version: int) -> Contribution | None:
+        """Go on from what was downloaded; the own contribution that is in it, if one is."""
+        island, accepted = self._island, self._island.accepted
+        if accepted is not None and island.version < version <= accepted.in_round:
+            island.carry(accepted, self._incoming, version)
+            return None
+        return island.adopt(self._incoming, version)
+
+    def _pull(self, version: int, command: SyncCommand, tally: Tally) -> int:
+        deadline_s = max(command.deadline_s, time.time() + command.pull_grace_s)
         version = self._client.pull(version, self._incoming, deadline_s=deadline_s)
         tally.bytes_pulled += self._num_bytes
-        return self._island.adopt(self._incoming, version)
+        return version

@@ -12,11 +12,15 @@ New global parameters g' are adopted at a step boundary as
 
 where base is the part of the local progress that g' already has in it: l as it was pushed if that contribution was in
 the round, g if it was not (the progress is kept for the next round). If no step was taken since the push, l ← g'.
+
+A contribution that came too late for its round, and was taken into the one that is open at g', is adopted as if it were
+not in g' (`Island.carry`). What the island then holds of it is l as pushed - g + g': when that round's result g" comes,
+base is that, unless newer progress has taken its place in the round until then.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +43,12 @@ class Contribution:
     inner_steps: int
     tokens: int
     update_norm: float
+    into: int | None = None
+    """Round that it was taken into, where that is not the one of its version."""
+
+    @property
+    def in_round(self) -> int:
+        return self.round if self.into is None else self.into
 
 
 class Island:
@@ -84,7 +94,7 @@ class Island:
 
     def adopt(self, new_global: Tensor, version: int) -> Contribution | None:
         """Go on from ``new_global``, keeping progress that is not in it; returns the own contribution that is."""
-        merged = self.accepted if self.accepted is not None and version > self.accepted.round else None
+        merged = self.accepted if self.accepted is not None and version > self.accepted.in_round else None
         self.accepted = None
         if merged is not None:
             self.steps_since_sync -= merged.inner_steps
@@ -98,6 +108,13 @@ class Island:
         self.global_flat.copy_(new_global)
         self.version = version
         return merged
+
+    def carry(self, accepted: Contribution, new_global: Tensor, version: int) -> None:
+        """Go on with all local progress from ``new_global``, which has not the accepted contribution in it yet."""
+        moved = torch.sub(accepted.local, self.global_flat).add_(new_global)
+        self.accepted = None
+        self.adopt(new_global, version)
+        self.accepted = replace(accepted, local=moved)
 
     def rebase(self, new_global: Tensor, version: int) -> None:
         """Start from ``new_global``; local progress is dropped."""

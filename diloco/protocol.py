@@ -64,11 +64,20 @@ class SyncCommand(Wire):
     round: Count | None = None
     """Version that the contribution must be against; None takes whatever is current."""
     quorum: int | None = Field(default=None, ge=1)
-    """How many islands the round waits for; None leaves it to the synchronizer."""
+    """How many contributions the round must have; None leaves it to the synchronizer."""
+    expected: int | None = Field(default=None, ge=1)
+    """How many islands were told to come."""
     epoch: int
     not_before_s: float | None = None
     deadline_s: float
     """Unix time at which the rank gives up waiting and trains on."""
+    close_by_s: float | None = None
+    """Unix time by which the round closes with those who came, so that they see its end before they give up."""
+    pull_grace_s: float = 10.0
+    """A round that closed just before the deadline is worth reading so long after it: without that the island would be
+    behind all others."""
+    overlap: bool = False
+    """Take inner steps while the round is open, instead of waiting for its end."""
     autonomous: bool = False
 
 

@@ -7,10 +7,13 @@ Each chunk carries ``Content-Range`` and ``Content-Digest`` (RFC 9530, sha-256),
 Uploads continue at ``received_bytes`` of the last answer, which may lie before or behind the chunk just sent.
 
 | ``PUT /v1/fragments/{f}`` | initial offer, see `InitReply` |
-| ``PUT /v1/rounds/{round}/fragments/{f}/contributions/{slot}?epoch=&tokens=&quorum=`` | see `ChunkReply` |
+| ``PUT /v1/rounds/{round}/fragments/{f}/contributions/{slot}?epoch=&tokens=`` | see `ChunkReply` |
 | ``HEAD /v1/fragments/{f}?after_version=&wait_s=`` | long poll: 200 and `VERSION_HEADER`, or 204 |
 | ``GET /v1/fragments/{f}?version=`` with ``Range`` | bytes of the global parameters |
-| ``GET /v1/state`` | `OuterState` |
+| ``GET /v1/state?slot=&round=`` | `OuterState`; with slot and round from an island that comes to contribute |
+
+A contribution may also say what its round was directed to: ``quorum=`` contributions that it must have, ``expected=``
+islands that were told to come, ``closes_in_s=`` that it has left. Lower ones than the synchronizer's settings count.
 
 Security: whoever may speak to the synchronizer is trusted with the run, which is what its token is for. A contribution
 may state the quorum that its round was directed to, so one with ``quorum=1`` closes the round early, for any of the
@@ -40,9 +43,54 @@ VERSION_HEADER = "X-Wadiloco-Version"
 """Version of a fragment's global parameters: the number of outer steps taken on it."""
 
 MAX_SLOTS = 4096
+MAX_STALENESS = 64
+"""Versions that a contribution may be behind: the synchronizer keeps the parameters of all of them on disk."""
+
+MAX_POLL_S = 20.0
+MIN_REQUEST_S = 1.0
+"""A busy host may take so long for an answer without being away."""
+DEFAULT_SYNC_TIMEOUT_S = 60.0
 
 Slot = Annotated[int, Field(ge=0, lt=MAX_SLOTS)]
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+
+
+class SyncTimes(Wire):
+    """The deadlines of one outer round. All follow from one setting, so that no two of them can contradict each other.
+
+    With T = ``sync_timeout_s`` and 0 the moment at which a round is directed:
+
+    | T/2   | `join_s`: islands that choose their own moment are told to come now |
+    | 4/5 T | `close_s`: the synchronizer closes the round with those who came |
+    | T     | islands give up on it and train on |
+    | T/6   | `pull_grace_s`: longest download after that of a round that closed just before |
+    | T/3   | `poll_s`, at most `MAX_POLL_S`: longest wait of one question for directives |
+    | T/6   | `request_s`, at least `MIN_REQUEST_S`: longest wait for one answer |
+
+    so that what an island pushed until T/2 has 3/10 T to arrive, and T/5 to come back before anybody gives up.
+    """
+
+    sync_timeout_s: float = Field(gt=0)
+
+    @property
+    def join_s(self) -> float:
+        return self.sync_timeout_s / 2
+
+    @property
+    def close_s(self) -> float:
+        return self.sync_timeout_s * 4 / 5
+
+    @property
+    def pull_grace_s(self) -> float:
+        return self.sync_timeout_s / 6
+
+    @property
+    def poll_s(self) -> float:
+        return min(self.sync_timeout_s / 3, MAX_POLL_S)
+
+    @property
+    def request_s(self) -> float:
+        return max(self.sync_timeout_s / 6, MIN_REQUEST_S)
 
 
 class Phase(StrEnum):
@@ -93,6 +141,9 @@ class SyncOutcome(StrEnum):
     """The contribution was in the round and the new global parameters were adopted."""
     LATE = "late"
     """The round had closed: new global parameters adopted, local progress kept for the next round."""
+    STALE = "stale"
+    """The round had closed, and the contribution was taken into the next one with less weight: current global
+    parameters adopted, without waiting for that round's end."""
     FAILED = "failed"
     """No synchronizer within the deadline, or a refusal: training went on from the local parameters."""
 
@@ -117,6 +168,12 @@ class SyncReport(Wire):
     update_norm: float | None = Field(default=None, ge=0)
     autonomous: bool = False
     """True when the island started it by itself at ``max_h``, without a directive."""
+    staleness: int = Field(default=0, ge=0, le=MAX_STALENESS)
+    """Versions that the contribution was behind when it was taken in."""
+    staleness_weight: float | None = Field(default=None, ge=0, le=1)
+    """What it weighs against a fresh one of as many tokens; None when it was not taken in."""
+    blocked_s: float | None = Field(default=None, ge=0)
+    """Time that the sync kept the rank from inner steps, where they went on while the round was open; None: all."""
     detail: str = ""
 
 
@@ -156,6 +213,23 @@ class ChunkReply(Wire):
     """True once the whole contribution is verified and on disk."""
     version: Count
     """Current version of the fragment."""
+    round: Count | None = None
+    """Round that the complete contribution is in, or was in; None while it is in none."""
+    staleness: int = Field(default=0, ge=0, le=MAX_STALENESS)
+    """How many versions after its own that round is."""
+    staleness_weight: float | None = Field(default=None, ge=0, le=1)
+
+
+class ContributionState(Wire):
+    """A complete contribution to the open round."""
+
+    slot: Slot
+    round: Count
+    """Version that it is against."""
+    tokens: Count
+    staleness: int
+    staleness_weight: float
+    """What it weighs against a fresh one of as many tokens."""
 
 
 class RoundState(Wire):
@@ -163,12 +237,18 @@ class RoundState(Wire):
 
     round: Count
     opened_s: float | None
-    """Unix time of the first contribution; None while there is none."""
+    """Unix time of the first contribution against this version; None while there is none."""
     slots: tuple[Slot, ...]
     """Slots whose contribution is complete."""
     quorum: int
     closes_at_s: float | None
     """Unix time when the round closes with those who came; None while nobody came."""
+    expected: int | None = None
+    """To how many islands it was directed; None when nobody said."""
+    grace_until_s: float | None = None
+    """Unix time until which it waits for stragglers; None while the quorum is not in."""
+    contributions: tuple[ContributionState, ...] = ()
+    """Those of ``slots``, with what they weigh."""
 
 
 class FragmentState(Wire):
@@ -187,6 +267,10 @@ class OuterState(Wire):
     quorum: int
     outer_lr: float
     outer_momentum: float
+    max_staleness: int = 0
+    """Versions that a contribution may be behind."""
+    round_timeout_s: float | None = None
+    """Time after which a round closes with those who came, by the synchronizer's own settings."""
     manifest: Manifest | None
     fragments: tuple[FragmentState, ...]
 

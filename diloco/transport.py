@@ -70,8 +70,14 @@ class SynchronizerClient:
         """End every wait, from any thread: the operation under way raises `UnavailableError` at its next request."""
         self._cancelled.set()
 
-    def state(self, *, deadline_s: float) -> OuterState:
-        response = self._request("GET", "/v1/state", deadline_s=deadline_s)
+    def state(self, *, deadline_s: float, slot: int | None = None, coming_to: int | None = None) -> OuterState:
+        """What the synchronizer says of itself.
+
+        An island that comes to contribute to a round says so: if the round has closed, that tells how late it is.
+        """
+        comes = slot is not None and coming_to is not None
+        params = {"slot": slot, "round": coming_to} if comes else {}
+        response = self._request("GET", "/v1/state", deadline_s=deadline_s, params=params)
         return _parse(OuterState, response)
 
     def init(self, manifest: Manifest, flat: Tensor, *, deadline_s: float) -> InitReply:
@@ -101,18 +107,24 @@ class SynchronizerClient:
         tokens: int,
         deadline_s: float,
         quorum: int | None = None,
+        expected: int | None = None,
+        closes_in_s: float | None = None,
     ) -> ChunkReply:
         """Contribute local parameters to a round; returns once they are verified and on the synchronizer's disk.
 
-        With ``quorum`` the round closes when so many contributions are in, if the settings ask for no fewer.
+        With ``quorum`` the round closes when so many contributions are in, if the settings ask for no fewer, and no
+        more than ``expected`` islands are waited for. It closes after ``closes_in_s`` at the latest.
 
         Raises:
-            RoundClosedError: the round is not open (any more); carries the current version.
+            RoundClosedError: the round is not open (any more); carries the current version. A synchronizer that takes
+                stale contributions raises it only for one that is too stale, or whose slot's progress it has.
             FencedError: a newer epoch holds the slot.
             UnavailableError: the deadline passed.
         """
         path = f"/v1/rounds/{round}/{self._contributions}/{slot}"
-        params = {"epoch": epoch, "tokens": tokens} | ({} if quorum is None else {"quorum": quorum})
+        stated = {"quorum": quorum, "expected": expected, "closes_in_s": closes_in_s}
+        known = {name: value for name, value in stated.items() if value is not None}
+        params: dict[str, float] = {"epoch": epoch, "tokens": tokens, **known}
         return self._upload(path, (wire_bytes(local),), params, ChunkReply, deadline_s=deadline_s)
 
     def wait_version(self, after: int, *, deadline_s: float) -> int | None:
@@ -177,7 +189,7 @@ class SynchronizerClient:
         self,
         path: str,
         pieces: Sequence[memoryview],
-        params: dict[str, int],
+        params: Mapping[str, float],
         reply_model: type[R],
         *,
         deadline_s: float,

@@ -3,7 +3,9 @@
 The main thread takes inner steps, under ``SCHED_IDLE`` where the platform has it; with a gate it waits at safepoints
 (see `diloco.safepoint`) while the server beside it has work. At the next step boundary after a
 sync command it hands over to the transfer thread, which by default keeps normal priority, and blocks until the round
-has closed or the command's deadline has passed. The end of stdin means that the agent is gone: the worker stops.
+has closed or the command's deadline has passed; with a command to overlap it blocks for the upload alone, takes inner
+steps while the round is open, and adopts its result at the step boundary after it came. The end of stdin means that the
+agent is gone: the worker stops.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import sys
 import time
 from collections import deque
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO, TypeVar
 
@@ -25,8 +28,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from diloco.agreement import disagreements
 from diloco.data import TokenStream, load_corpus
-from diloco.exchange import Exchange
+from diloco.exchange import Exchange, Pending
 from diloco.inbox import Inbox, TransferThread
 from diloco.inner import InnerConfig, InnerLoop
 from diloco.island import Island
@@ -43,7 +47,7 @@ from diloco.protocol import (
 )
 from diloco.safepoint import Patience, Safepoint, YieldInterrupted, hooked, layers_of, open_gate, pass_by, spaced_out
 from diloco.scheduling import become_idle, lower_session, pin_to
-from diloco.schema import Phase, Progress, SyncOutcome, TrainerPhase
+from diloco.schema import Phase, Progress, SyncOutcome, SyncReport, TrainerPhase
 from diloco.transport import SynchronizerClient
 from service.client import client_options
 from service.errors import InputError, UnavailableError, WadilocoError
@@ -67,6 +71,17 @@ PAUSED_WAIT_S = 0.5
 STOP_POLL_S = 0.2
 ABANDON_S = 2.0
 """Time that a transfer has to notice the order to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class OverlappedSync:
+    """A sync whose round is open while inner steps go on."""
+
+    pending: Pending
+    end: Future[int]
+    started_s: float
+    blocked_s: float
+    """Time for which it has kept the rank from inner steps so far."""
 
 
 class Worker:
@@ -101,6 +116,9 @@ class Worker:
         self._loss_at_sync: float | None = None
         self._last_sync_at_s: float | None = None
         self._report_due_s = 0.0
+        self._overlapped: OverlappedSync | None = None
+        """The sync whose round is open while inner steps go on."""
+        self._told: set[str] = set()
         self._phases = PhaseTeller(config.gate, slot=config.slot, waited=self._waited)
 
     def run(self) -> None:
@@ -141,7 +159,14 @@ class Worker:
     def _train(self, *, until_steps: float = math.inf) -> None:
         """Train until told to stop, or until so many steps have been taken."""
         while not self._inbox.stop.is_set() and len(self._running_s) < until_steps:
-            command = self._inbox.take_due(time.time())
+            if self._overlapped is not None:
+                # One sync at a time: the next order waits for the end of this one, which has a deadline.
+                command = None
+                if self._overlapped.end.done():
+                    self._phases.enter(TrainerPhase.SYNC)
+                    self._finish_overlapped(self._overlapped)
+            else:
+                command = self._inbox.take_due(time.time())
             if command is not None:
                 self._phases.enter(TrainerPhase.SYNC)
                 self._synchronize(command)
@@ -174,9 +199,15 @@ class Worker:
         return Safepoint(
             open_gate(gate),
             patience=Patience(patience_s=self._config.gate_patience_s, trickle_s=self._config.gate_trickle_s),
-            has_order=lambda: self._inbox.has_order(time.time()),
+            has_order=self._has_order,
             on_wait=self._report_waiting,
         )
+
+    def _has_order(self) -> bool:
+        """Whether a step that waits for the gate is given up."""
+        if self._overlapped is None:
+            return self._inbox.has_order(time.time())
+        return self._overlapped.end.done() or self._inbox.paused or self._inbox.stop.is_set()
 
     def _take_step(self) -> None:
         """One inner step, unless an order comes while it waits for the gate: then its batch is taken again."""
@@ -203,17 +234,48 @@ class Worker:
     def _synchronize(self, command: SyncCommand) -> None:
         started_s = time.time()
         self._report(Phase.SYNC)
-        report = self._on_transfer_thread(self._transfers.submit(lambda: self._exchange.run(command)))
-        if report is None:
+        sync = self._exchange.begin if command.overlap else self._exchange.run
+        done = self._on_transfer_thread(self._transfers.submit(lambda: sync(command)))
+        self._tell_disagreements(command)
+        if isinstance(done, Pending):
+            end = self._transfers.submit(lambda: self._exchange.await_end(done))
+            self._overlapped = OverlappedSync(done, end, started_s=started_s, blocked_s=time.time() - started_s)
+        elif done is None:
             logger.info("sync skipped, nothing to do round=%s version=%d", command.round, self._island.version)
         else:
             # As the inner loop saw it, with the time that an idle thread waits for its core.
-            report = report.model_copy(update={"started_s": started_s, "finished_s": time.time()})
-            if report.outcome is not SyncOutcome.FAILED:
-                self._last_sync_at_s = report.finished_s
-                self._loss_at_sync = self._inner.loss
-            self._emit(SyncedEvent(report=report))
+            self._note_sync(done.model_copy(update={"started_s": started_s, "finished_s": time.time()}))
         self._report(Phase.INNER)
+
+    def _finish_overlapped(self, sync: OverlappedSync) -> None:
+        """Adopt the result of a round that was open while inner steps went on."""
+        self._overlapped = None
+        resumed_s = time.time()
+        report = self._exchange.finish(sync.pending, sync.end.result)
+        finished_s = time.time()
+        blocked_s = sync.blocked_s + finished_s - resumed_s
+        self._note_sync(
+            report.model_copy(
+                update={"started_s": sync.started_s, "finished_s": finished_s, "blocked_s": max(blocked_s, 0.0)}
+            )
+        )
+        self._report(Phase.INNER)
+
+    def _note_sync(self, report: SyncReport) -> None:
+        if report.outcome is not SyncOutcome.FAILED:
+            self._last_sync_at_s = report.finished_s
+            self._loss_at_sync = self._inner.loss
+        self._emit(SyncedEvent(report=report))
+
+    def _tell_disagreements(self, command: SyncCommand) -> None:
+        """Say once what the synchronizer's settings make of the orders that come from elsewhere."""
+        if self._exchange.outer_state is None:
+            return
+        for sentence in disagreements(command, self._exchange.outer_state, now_s=time.time()):
+            key = sentence.partition(":")[0]
+            if key not in self._told:
+                self._told.add(key)
+                logger.warning("%s", sentence)
 
     def _on_transfer_thread(self, future: Future[T]) -> T | None:
         """The result of a call; None when it does not end in time after the order to stop."""

@@ -39,7 +39,7 @@ def caveats(summary: Summary) -> list[str]:
     if any(run.failed_requests for run in summary.runs):
         found.append("Failed requests count as violations, and their latencies are in no percentile.")
     if any(run.mode == "sim" for run in summary.runs):
-        found.append("Simulated runs are estimates from a fitted service model, not measurements.")
+        found.append("Simulated runs are estimates from a service model, not measurements.")
     return [*found, "Latencies hold for this machine and this model only; compare policies within one table."]
 
 

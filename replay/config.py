@@ -10,21 +10,36 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode
 
+from controller.policy.plugins import installed
 from service.errors import WadilocoError
 from service.settings import Settings, is_loopback
 from sidecar.slo import parse_slo
 
 BUNDLED_TRACE = Path(__file__).parent / "data" / "bursty.jsonl"
-POLICIES = ("no_sync", "fixed_h", "pressure_gate", "random_deferral", "wa_diloco")
+POLICIES = (
+    "no_sync",
+    "fixed_h",
+    "adaptive_tokens",
+    "pressure_gate",
+    "random_deferral",
+    "wa_diloco",
+    "wa_calibrated",
+    "wa_forecast",
+)
 DRAWING_POLICY = "random_deferral"
 """Its outcome depends on luck, so that it runs ``draws`` times per seed; the others run once."""
+
+
+def is_policy(name: str) -> bool:
+    """Whether the controller knows it: one of its own, or one that an installed package brings along."""
+    return name in POLICIES or name in installed()
 
 
 def _split(value: Any) -> Any:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
-def _check_slo(value: Any) -> Any:
+def check_slo(value: Any) -> Any:
     try:
         parse_slo(str(value))
     except WadilocoError as exc:
@@ -51,14 +66,15 @@ class ReplaySettings(Settings):
     duration_s: float = Field(default=60.0, gt=0)
     """Length of the slice, in replay seconds."""
     policies: CommaSeparated = ("no_sync", "random_deferral", "wa_diloco")
-    """Policies to compare, comma-separated: no_sync, fixed_h, pressure_gate, random_deferral, wa_diloco."""
+    """Policies to compare, comma-separated: no_sync, fixed_h, adaptive_tokens, pressure_gate, random_deferral,
+    wa_diloco, wa_calibrated, wa_forecast."""
     policy_params: dict[str, float] = Field(default_factory=dict)
     """POLICY.PARAM=VALUE overrides, such as wa_diloco.threshold=0.1 (repeat the option for more)."""
     seeds: int = Field(default=1, ge=1)
     """Repetitions, each on its own slice of the trace and with its own prompts and training seed."""
     draws: int = Field(default=1, ge=1)
     """Draws of random_deferral per seed (5 or more before you claim a difference)."""
-    slo: Annotated[str, BeforeValidator(_check_slo)] = "e2e:300ms"
+    slo: Annotated[str, BeforeValidator(check_slo)] = "e2e:300ms"
     """What a request must meet: ttft, itl, tpot, e2e, each with a threshold in ms or s, such as ttft:200ms,e2e:2s."""
     out: Path = Path("out/replay")
     """Directory for summary.json, report.md, timeline.png and the logs of every run."""
@@ -121,7 +137,7 @@ class ReplaySettings(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        unknown = [policy for policy in self.policies if policy not in POLICIES]
+        unknown = [policy for policy in self.policies if not is_policy(policy)]
         if unknown:
             raise ValueError(f"policies: {unknown[0]!r} is not one of {', '.join(POLICIES)}")
         if not self.policies:
@@ -138,7 +154,7 @@ class ReplaySettings(Settings):
                     f"gate {self.gate} reaches no further than this machine, and server {url} is not on it"
                 )
         for key in self.policy_params:
-            if key.partition(".")[0] not in POLICIES or "." not in key:
+            if not is_policy(key.partition(".")[0]) or "." not in key:
                 raise ValueError(f"policy_params: {key!r} is not POLICY.PARAM with a policy of {', '.join(POLICIES)}")
         if self.min_h > self.max_h:
             raise ValueError(f"min_h {self.min_h} is above max_h {self.max_h}: lower one or raise the other")

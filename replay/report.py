@@ -175,7 +175,7 @@ def _experiment(experiment: Experiment) -> list[str]:
         for server in experiment.servers
     )
     return [
-        f"Servers: {servers}. {count(experiment.islands, 'training island')}.",
+        f"Servers: {servers or 'simulated'}. {count(experiment.islands, 'training island')}.",
         f"Command (wadiloco {experiment.wadiloco_version}): `{experiment.command}`. All settings are in summary.json.",
     ]
 

@@ -42,7 +42,7 @@ class LengthScaling:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scaled:
+class Scaled:
     lengths: list[int]
     factor: float
     clipped_frac: float
@@ -84,8 +84,8 @@ def plan_requests(
 
     Use another ``seed`` for every run against the same server: equal prompts would hit its prefix cache.
     """
-    prompts = _scale([request.input_tokens for request in trace.requests], limits.max_prompt_tokens)
-    outputs = _scale([request.output_tokens for request in trace.requests], limits.max_output_tokens)
+    prompts = scale_lengths([request.input_tokens for request in trace.requests], limits.max_prompt_tokens)
+    outputs = scale_lengths([request.output_tokens for request in trace.requests], limits.max_output_tokens)
     draw = random.Random(seed)
     planned = [
         PlannedRequest(
@@ -110,11 +110,12 @@ def plan_requests(
     return planned, scaling
 
 
-def _scale(lengths: Sequence[int], limit: int) -> _Scaled:
+def scale_lengths(lengths: Sequence[int], limit: int) -> Scaled:
+    """Lengths times one factor, cut where they are still too long (see the module's text)."""
     p95 = float(np.percentile(lengths, 95))
     factor = min(1.0, limit / p95) if p95 > 0 else 1.0
     scaled = [round(length * factor) for length in lengths]
-    return _Scaled(
+    return Scaled(
         lengths=[min(max(length, 1), limit) for length in scaled],
         factor=factor,
         clipped_frac=sum(length > limit for length in scaled) / len(scaled),

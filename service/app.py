@@ -23,6 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.docs import build_docs
 from service.errors import WadilocoError
 from service.settings import ServiceSettings
 from service.tasks import Background, background
@@ -62,8 +63,14 @@ def build_app(
                 await tasks.stop()
 
     app = FastAPI(
-        title=f"WA-DiLoCo {settings.service}", version=package_version(), description=description, lifespan=run
+        title=f"WA-DiLoCo {settings.service}",
+        version=package_version(),
+        description=description,
+        lifespan=run,
+        docs_url=None,
+        redoc_url=None,
     )
+    app.include_router(build_docs())
     app.state.tasks = None
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     app.add_middleware(BodyUntilExit)
@@ -106,22 +113,22 @@ def package_version() -> str:
 
 async def _answer_error(_: Request, exc: Exception) -> Response:
     assert isinstance(exc, WadilocoError)
-    return _error_response(exc.http_status, type(exc).__name__, exc.message, exc.field, exc.remedy)
+    return error_response(exc.http_status, type(exc).__name__, exc.message, exc.field, exc.remedy)
 
 
 async def _answer_invalid(_: Request, exc: Exception) -> Response:
     assert isinstance(exc, RequestValidationError)
     first = exc.errors()[0]
     field = ".".join(str(part) for part in first["loc"])
-    return _error_response(422, "InputError", str(first["msg"]), field, "see /docs for the fields")
+    return error_response(422, "InputError", str(first["msg"]), field, "see /docs for the fields")
 
 
 async def _answer_http(_: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException)
-    return _error_response(exc.status_code, "HTTPError", str(exc.detail), None, None)
+    return error_response(exc.status_code, "HTTPError", str(exc.detail), None, None)
 
 
-def _error_response(status: int, kind: str, message: str, field: str | None, remedy: str | None) -> Response:
+def error_response(status: int, kind: str, message: str, field: str | None, remedy: str | None) -> Response:
     body = {"error": kind, "message": _printable(message), "field": field and _printable(field), "remedy": remedy}
     return JSONResponse(body, status_code=status)
 
@@ -140,7 +147,7 @@ class BearerToken:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith("/v1") and not self._allows(scope):
-            refusal = _error_response(
+            refusal = error_response(
                 401, "Unauthorized", "bearer token missing or wrong", "Authorization", "set the token"
             )
             refusal.headers["WWW-Authenticate"] = "Bearer"
@@ -223,4 +230,4 @@ class BodyLimit:
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         message = f"body is over {self._max_bytes} bytes"
-        await _error_response(413, "InputError", message, "body", "send smaller batches")(scope, receive, send)
+        await error_response(413, "InputError", message, "body", "send smaller batches")(scope, receive, send)

@@ -4,6 +4,7 @@ WadilocoError
 ├── ConfigError          settings that cannot work          → exit code 2
 ├── InputError           a file or request that is wrong    → exit code 2, HTTP 422
 ├── UnavailableError     a peer or resource that is missing → exit code 3, HTTP 503
+├── OverloadedError      more than may be served at once    → exit code 3, HTTP 429
 └── ConflictError        an old epoch, a taken name or port → exit code 4, HTTP 409
 """
 
@@ -49,6 +50,13 @@ class UnavailableError(WadilocoError):
 
     exit_code = 3
     http_status = 503
+
+
+class OverloadedError(WadilocoError):
+    """More clients or requests than may be served at once: come back later."""
+
+    exit_code = 3
+    http_status = 429
 
 
 class ConflictError(WadilocoError):

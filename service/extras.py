@@ -6,7 +6,12 @@ from importlib.util import find_spec
 
 from service.errors import UnavailableError
 
-EXTRAS = {"train": ("torch", "numpy", "safetensors"), "replay": ("numpy", "matplotlib")}
+EXTRAS = {
+    "train": ("torch", "numpy", "safetensors"),
+    "replay": ("numpy", "matplotlib"),
+    "export": ("pyarrow",),
+    "postgres": ("sqlalchemy", "psycopg"),
+}
 
 
 def require_extra(extra: str) -> None:

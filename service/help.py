@@ -10,7 +10,14 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-TYPE_WORDS = {"str": "TEXT", "int": "N", "float": "NUMBER", "Path": "PATH", "SecretStr": "SECRET"}
+TYPE_WORDS = {
+    "str": "TEXT",
+    "int": "N",
+    "float": "NUMBER",
+    "Path": "PATH",
+    "SecretStr": "SECRET",
+    "{Path,DatabaseUrl}": "PATH|URL",
+}
 PAIRS = "NAME=VALUE"
 SEVERAL = re.compile(r"tuple\[(.+),\.\.\.\]")
 META_OPTIONS = {

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Self, TypeVar, get_args
 from pydantic import (
     Field,
     FilePath,
+    Secret,
     SecretStr,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -241,4 +242,5 @@ def _explain(exc: ValidationError, model: type[Settings], prefix: str, config_fi
 
 def _is_secret(model: type[Settings], name: str) -> bool:
     field = model.model_fields.get(name)
-    return field is not None and SecretStr in (field.annotation, *get_args(field.annotation))
+    kinds = (field.annotation, *get_args(field.annotation)) if field is not None else ()
+    return any(isinstance(kind, type) and issubclass(kind, Secret | SecretStr) for kind in kinds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -19,10 +19,20 @@ class Record(BaseModel):
 class Wire(Record):
     """A message between processes. Unknown fields are ignored so that a fleet can be upgraded one process at a time."""
 
+    _texts: ClassVar[tuple[str, ...]] = ()
+    """Fields that may hold text."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        cls._texts = tuple(name for name, field in cls.model_fields.items() if _may_be_text(field.annotation))
+
     @model_validator(mode="after")
     def _check_text(self) -> Self:
         """JSON can spell half of a surrogate pair; such a string could be neither stored nor answered."""
-        for name, value in self.__dict__.items():
+        values = self.__dict__
+        for name in self._texts:
+            value = values[name]
             if isinstance(value, str) and not value.isascii():
                 try:
                     value.encode()
@@ -35,3 +45,7 @@ class Order(Wire):
     """What an operator asks for. Unknown fields are refused: a slip of the keyboard must not mean the default."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+def _may_be_text(annotation: Any) -> bool:
+    return annotation in (str, Any) or any(_may_be_text(part) for part in get_args(annotation))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Annotated
@@ -153,8 +153,8 @@ class Sidecar:
             if self.settings.gate is not None:
                 self._open_gate(self.settings.gate, clients, tasks)
             tasks.start("scrape", lambda: self._scrape_all(scraper, tasks))
-            if self.settings.controller is not None:
-                pusher = await self._open_pusher(clients, self.settings.controller)
+            if self.settings.controllers:
+                pusher = await self._open_pusher(clients, self.settings.controllers)
                 self._pusher = pusher
                 tasks.start("push", lambda: pusher.run(tasks.exit))
             yield
@@ -204,8 +204,8 @@ class Sidecar:
 
         tasks.start("gate", lambda: every(GATE_PERIOD_S, tasks.exit, tick))
 
-    async def _open_pusher(self, clients: AsyncExitStack, url: str) -> Pusher:
-        options = client_options(self.settings, url, timeout_s=PUSH_TIMEOUT_S)
+    async def _open_pusher(self, clients: AsyncExitStack, urls: Sequence[str]) -> Pusher:
+        options = client_options(self.settings, urls[0], timeout_s=PUSH_TIMEOUT_S)
         return Pusher(
             await clients.enter_async_context(httpx.AsyncClient(**options)),
             interval_s=self.settings.push_interval_s,
@@ -213,6 +213,7 @@ class Sidecar:
             timeout_s=PUSH_TIMEOUT_S,
             on_push=self.metrics.count_push,
             on_drop=self.metrics.count_dropped,
+            urls=urls,
         )
 
     async def _scrape_all(self, scraper: Scraper, tasks: Background) -> None:
@@ -234,6 +235,9 @@ class Sidecar:
             sample = self.observer.observe(result, interval_s=self.scrape_interval_s, phase=self._trainer_phase(result))
             is_exact = self.gate is not None and self.gate.is_exact
             self.pacer.advance(sample.pressure_frac, is_exact=is_exact, now_s=result.monotonic_s)
+            gate = self.gate_status()
+            if gate is not None:
+                sample = self.observer.note_gate(self.pace(), gate)
             if self._pusher is not None:
                 self._pusher.offer(sample)
         except Exception:

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from service.errors import InputError
 from service.files import check_replaceable
+from service.peers import split_urls
 from service.settings import ServiceSettings
 from sidecar.schema import Name
 from sidecar.slo import Slo, parse_slo
@@ -30,7 +31,8 @@ class SidecarSettings(VllmSettings, ServiceSettings):
     node: Name = Field(default_factory=lambda: _as_name(socket.gethostname()))
     """Host of the server; islands with the same node share its hardware. Left out, it is this host's name."""
     controller: str | None = None
-    """Base URL of the controller that gets the samples; none are pushed when left out."""
+    """Base URL of the controller that gets the samples, or several with commas between them, of which one leads; none
+    are pushed when left out."""
     slo: str = "e2e:1s"
     """Objectives that a request must meet together, and the share of requests that must (99 % if left out), such as
     e2e:200ms or ttft:200ms,itl:50ms,e2e:2s@99.9%. Metrics: ttft, itl, tpot, e2e."""
@@ -62,7 +64,7 @@ class SidecarSettings(VllmSettings, ServiceSettings):
     @field_validator("controller")
     @classmethod
     def _check_url(cls, url: str | None) -> str | None:
-        return None if url is None else check_base_url(url)
+        return None if url is None else ",".join(check_base_url(one) for one in url.split(","))
 
     @field_validator("slo")
     @classmethod
@@ -107,6 +109,10 @@ class SidecarSettings(VllmSettings, ServiceSettings):
     def scrape_longest_s(self) -> float:
         """The interval that a slow server is scraped at, at most."""
         return 5 * self.scrape_interval_s if self.scrape_interval_max_s is None else self.scrape_interval_max_s
+
+    @property
+    def controllers(self) -> tuple[str, ...]:
+        return split_urls(self.controller or "")
 
     @property
     def objective(self) -> Slo:

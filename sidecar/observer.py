@@ -20,7 +20,9 @@ from sidecar.schema import (
     CalibrationBin,
     EngineState,
     ForecastPoint,
+    GateStatus,
     LoadSample,
+    Pace,
     SloReport,
     SyncCostPoint,
 )
@@ -109,6 +111,15 @@ class Observer:
         self._samples.append((result.monotonic_s, self.sample))
         while self._samples[0][0] < result.monotonic_s - self._settings.window_s:
             self._samples.popleft()
+        return self.sample
+
+    def note_gate(self, pace: Pace, gate: GateStatus) -> LoadSample:
+        """Add to the newest sample what a trainer beside the server may do after it."""
+        assert self.sample is not None
+        reason = gate.reason if gate.busy else pace.reason
+        update = {"pace": pace.pace, "gate_busy": gate.busy, "gate_reason": reason}
+        self.sample = self.sample.model_copy(update=update)
+        self._samples[-1] = (self._samples[-1][0], self.sample)
         return self.sample
 
     def predict(self, horizons_s: Iterable[float] = HORIZONS_S) -> tuple[ForecastPoint, ...]:
@@ -268,6 +279,7 @@ class Observer:
             slo_requests=verdict and verdict.requests,
             slo_violations=verdict and verdict.violations,
             slo_violations_upper=verdict and verdict.violations_upper,
+            slo_target_frac=self.slo.target_frac,
             pressure_frac=pressure(
                 self.status.state, page, forecast=forecast, busy_requests=self._settings.busy_requests
             ),

@@ -1,6 +1,7 @@
 """Samples to the controller: bounded queue, batches, back-off. Scraping never waits for it.
 
-A batch that was not answered is sent again, so the controller may see a sample twice; (server_id, t_s) tells.
+A batch that was not answered is sent again, so the controller may see a sample twice; (server_id, t_s) tells. Of
+several controllers one leads: a batch that one does not answer, or refuses with 503, goes to the next.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 import httpx
@@ -17,6 +18,7 @@ from pydantic import ValidationError
 
 from controller.schema import SampleBatch, SampleReceipt
 from service.client import explain_response
+from service.peers import Peers
 from service.tasks import wait_for_exit
 from sidecar.schema import LoadSample
 
@@ -50,7 +52,7 @@ class DropReason(StrEnum):
 
 
 class Pusher:
-    """The queue of samples on their way to one controller, over a client that it does not own."""
+    """The queue of samples on their way to the controller that leads, over a client that it does not own."""
 
     def __init__(
         self,
@@ -62,8 +64,11 @@ class Pusher:
         on_push: Callable[[PushOutcome], None],
         on_drop: Callable[[DropReason, int], None],
         max_backoff_s: float = MAX_BACKOFF_S,
+        urls: Sequence[str] = ("",),
     ) -> None:
+        """``urls`` are the controllers; left out, the one that the client is for."""
         self._client = client
+        self._peers = Peers(urls)
         self._interval_s = interval_s
         self._capacity = capacity
         self._timeout_s = timeout_s
@@ -113,15 +118,20 @@ class Pusher:
 
     async def _send(self, batch: list[LoadSample]) -> tuple[PushOutcome, str]:
         body = SampleBatch(samples=[sample.model_dump(mode="json") for sample in batch])
+        url = self._peers.current
         try:
             async with asyncio.timeout(self._timeout_s):
-                response = await self._client.post("/v1/samples", json=body.model_dump())
+                response = await self._client.post(f"{url}/v1/samples", json=body.model_dump())
         except (TimeoutError, httpx.TimeoutException):
+            self._peers.leave(url)
             return PushOutcome.TIMEOUT, f"no answer within {self._timeout_s} s"
         except httpx.HTTPError as exc:
+            self._peers.leave(url)
             return PushOutcome.UNREACHABLE, f"{type(exc).__name__}: {exc}"
         if response.is_success:
             return self._read_receipt(response)
+        if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            self._peers.leave(url)
         if response.status_code not in PERMANENT_STATUSES:
             return PushOutcome.HTTP_ERROR, explain_response(response)
         self._give_up(batch, response)
@@ -159,9 +169,13 @@ class Pusher:
             self._on_drop(DropReason.QUEUE_FULL, excess)
 
     def _pause_s(self) -> float:
-        """Time until the next push: the interval, doubled per failure in a row, with jitter against stampedes."""
-        if not self._failures_in_a_row:
+        """Time until the next push: the interval, doubled per failure in a row, with jitter against stampedes.
+
+        Of several controllers each has failed before it doubles.
+        """
+        failures = self._failures_in_a_row // len(self._peers)
+        if not failures:
             return self._interval_s
         longest_s = max(self._max_backoff_s, self._interval_s)
-        pause_s = min(self._interval_s * 2.0 ** min(self._failures_in_a_row, 30), longest_s)
+        pause_s = min(self._interval_s * 2.0 ** min(failures, 30), longest_s)
         return pause_s * random.uniform(0.5, 1.0)

@@ -101,11 +101,19 @@ class LoadSample(Wire):
     a single objective whose threshold is on a bucket edge)."""
     slo_violations_upper: NonNegative | None = None
     """How many may have missed one; equal to ``slo_violations`` where that is exact."""
+    slo_target_frac: Fraction | None = None
+    """Share of requests that must meet all objectives."""
     pressure_frac: Fraction | None = None
     """How loaded the server is now and within the next seconds: 0 idle, 1 full. None is unknown and counts as full."""
     trainer_phase: PhaseName | None = None
     """What the trainers beside the server did in the interval, the strongest of sync, inner and none; None without a
     gate, through which they tell."""
+    pace: Fraction | None = None
+    """How much a trainer beside the server may run, after this observation; None without a gate, which tells it."""
+    gate_busy: bool | None = None
+    """Whether a trainer has to wait at its next safepoint; None without a gate."""
+    gate_reason: str | None = Field(default=None, max_length=64, examples=["in_flight"])
+    """Why the gate, or the pace, is as it is."""
     forecast: tuple[ForecastPoint, ...] = ()
     sync_cost_per_s: NonNegative | None = None
     """Violations per second that a sync would have added in the interval: arrivals per second times what a sync adds

@@ -15,6 +15,7 @@ import pytest
 
 from replay.processes import Children, answers, free_ports, wait_for
 from replay.vllm_server import START_DEADLINE_S, LocalVllm, cores_for, start_vllm
+from tests.controller.postgres import Server, running_server
 
 # How long an example takes says something about the machine, not about the code: that is what `bench` is for.
 hypothesis.settings.register_profile("wadiloco", deadline=None)
@@ -47,6 +48,13 @@ def require_vllm() -> None:
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         pytest.skip("no CPU build of vLLM for this platform")
     VLLM.check()
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Server]:
+    """A real PostgreSQL server; skips where none is installed."""
+    with running_server() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,9 @@ def test_bad_settings_end_with_one_line_and_code_2(capsys: pytest.CaptureFixture
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["sidecar", "controller", "doctor", "calibrate", "island"])
+@pytest.mark.parametrize(
+    "command", ["sidecar", "controller", "doctor", "calibrate", "island", "switchback", "export", "control"]
+)
 def test_serving_side_commands_load_no_numerics(command: str) -> None:
     program = (
         "import importlib, sys, wadiloco;"

@@ -1,4 +1,7 @@
-"""Sync policies by name. Adding one takes a file with its parameters and its rule, and an entry in `BUILDERS`."""
+"""Sync policies by name. Adding one takes a file with its parameters and its rule, and an entry in `BUILDERS`.
+
+Other packages add theirs by an entry point (`controller.policy.plugins`).
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,17 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from controller.policy.adaptive_tokens import AdaptiveTokens, AdaptiveTokensParams
 from controller.policy.base import Policy
 from controller.policy.fixed_h import DEFAULT_H, FixedH, FixedHParams
 from controller.policy.no_sync import NoSync, NoSyncParams
+from controller.policy.plugins import build_installed, installed
 from controller.policy.pressure_gate import PressureGate, PressureGateParams
 from controller.policy.random_deferral import RandomDeferral, RandomDeferralParams
 from controller.policy.rule import GuardedPolicy
+from controller.policy.wa_calibrated import WaCalibrated, WaCalibratedParams
 from controller.policy.wa_diloco import WaDiloco, WaDilocoParams
+from controller.policy.wa_forecast import WaForecast, WaForecastParams
 from controller.schema import PolicySpec
 from service.errors import InputError
 
@@ -48,18 +55,22 @@ def make_policy(spec: PolicySpec, context: PolicyContext) -> Policy:
                 remedy="choose a number of ordinary size",
             )
     build = BUILDERS.get(spec.name)
-    if build is None:
-        raise InputError(f"no such policy: {spec.name}", field="policy", remedy=f"known: {', '.join(BUILDERS)}")
-    return build(spec, context)
+    if build is not None:
+        return build(spec, context)
+    others = installed()
+    if spec.name not in others:
+        known = ", ".join([*BUILDERS, *(name for name in sorted(others) if name not in BUILDERS)])
+        raise InputError(f"no such policy: {spec.name}", field="policy", remedy=f"known: {known}")
+    return build_installed(others[spec.name], lambda builder: builder(spec, context))
 
 
 def _no_sync(spec: PolicySpec, context: PolicyContext) -> Policy:
-    _parse(NoSyncParams, spec)
+    parse_params(NoSyncParams, spec)
     return NoSync()
 
 
 def _fixed_h(spec: PolicySpec, context: PolicyContext) -> Policy:
-    params = _parse(FixedHParams, spec)
+    params = parse_params(FixedHParams, spec)
     h = params.h if params.h is not None else min(max(DEFAULT_H, context.min_h), context.max_h)
     if not context.min_h <= h <= context.max_h:
         limits = f"[{context.min_h}, {context.max_h}]"
@@ -70,29 +81,45 @@ def _fixed_h(spec: PolicySpec, context: PolicyContext) -> Policy:
 
 
 def _pressure_gate(spec: PolicySpec, context: PolicyContext) -> Policy:
-    return GuardedPolicy(spec.name, PressureGate(_parse(PressureGateParams, spec).threshold))
+    return GuardedPolicy(spec.name, PressureGate(parse_params(PressureGateParams, spec).threshold))
 
 
 def _random_deferral(spec: PolicySpec, context: PolicyContext) -> Policy:
-    params = _parse(RandomDeferralParams, spec)
+    params = parse_params(RandomDeferralParams, spec)
     seed = params.seed if params.seed is not None else context.seed
     return GuardedPolicy(spec.name, RandomDeferral(seed=seed, draw=params.draw))
 
 
 def _wa_diloco(spec: PolicySpec, context: PolicyContext) -> Policy:
-    return GuardedPolicy(spec.name, WaDiloco(_parse(WaDilocoParams, spec)))
+    return GuardedPolicy(spec.name, WaDiloco(parse_params(WaDilocoParams, spec)))
+
+
+def _adaptive_tokens(spec: PolicySpec, context: PolicyContext) -> Policy:
+    return GuardedPolicy(spec.name, AdaptiveTokens(parse_params(AdaptiveTokensParams, spec).scale))
+
+
+def _wa_calibrated(spec: PolicySpec, context: PolicyContext) -> Policy:
+    return GuardedPolicy(spec.name, WaCalibrated(parse_params(WaCalibratedParams, spec)))
+
+
+def _wa_forecast(spec: PolicySpec, context: PolicyContext) -> Policy:
+    params = parse_params(WaForecastParams, spec)
+    return GuardedPolicy(spec.name, WaForecast(params, params.seed if params.seed is not None else context.seed))
 
 
 BUILDERS: dict[str, Callable[[PolicySpec, PolicyContext], Policy]] = {
     "no_sync": _no_sync,
     "fixed_h": _fixed_h,
+    "adaptive_tokens": _adaptive_tokens,
     "pressure_gate": _pressure_gate,
     "random_deferral": _random_deferral,
     "wa_diloco": _wa_diloco,
+    "wa_calibrated": _wa_calibrated,
+    "wa_forecast": _wa_forecast,
 }
 
 
-def _parse(model: type[P], spec: PolicySpec) -> P:
+def parse_params(model: type[P], spec: PolicySpec) -> P:
     try:
         return model.model_validate(spec.params)
     except ValidationError as exc:

@@ -13,10 +13,11 @@ Its group view is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from controller.policy.cost_view import CostView
 from controller.schema import Action, Reason
 
 UNKNOWN_PRESSURE = 1.0
@@ -33,6 +34,8 @@ class IslandView:
     """Whether it has reported progress since it started or last synced."""
     inner_steps_since_sync: int = 0
     tokens_since_sync: int = 0
+    tokens: int = 0
+    """Since the run began."""
     loss: float | None = None
     loss_at_sync: float | None = None
     step_time_s: float | None = None
@@ -56,6 +59,8 @@ class BudgetView:
     outer_syncs: int | None = None
     horizon_s: float | None = None
     min_gap_s: float = 0.0
+    syncs_per_hour: float | None = None
+    max_defer_s: float | None = None
     started_s: float = 0.0
     spent: int = 0
     last_sync_s: float | None = None
@@ -64,6 +69,11 @@ class BudgetView:
     def remaining(self) -> int | None:
         return None if self.outer_syncs is None else max(0, self.outer_syncs - self.spent)
 
+    @property
+    def period_s(self) -> float | None:
+        """Seconds per sync of a budget that is a rate."""
+        return None if self.syncs_per_hour is None else 3600.0 / self.syncs_per_hour
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:
@@ -71,6 +81,7 @@ class FleetView:
 
     islands: tuple[IslandView, ...]
     servers: tuple[ServerView, ...]
+    """Those that islands may compete with."""
     budget: BudgetView
     min_h: int
     max_h: int
@@ -91,6 +102,8 @@ class FleetView:
     """Upload time of the last sync; None before the first."""
     reaction_s: float = 0.0
     """Seconds by which progress, decision and directive may lag: a heartbeat and a tick."""
+    costs: CostView | None = None
+    """What a sync costs now and cost lately; None while the cost of one of the bound servers is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,22 +178,46 @@ def group_pressure(view: FleetView) -> tuple[float, int]:
 
     An island without any server is bound to an unknown one: nobody can say what a sync would cost there.
     """
-    by_id = {server.server_id: [server] for server in view.servers}
-    by_node: dict[str, list[ServerView]] = {}
-    for server in view.servers:
-        by_node.setdefault(server.node, []).append(server)
-    bound: dict[str, float | None] = {}
-    for island in view.islands:
-        # An island competes with the server that it names, else with all of its node.
-        servers = by_node.get(island.node, []) if island.server_id is None else by_id.get(island.server_id, [])
-        bound |= {server.server_id: server.pressure_frac for server in servers}
-        if not servers:
-            bound[f"slot {island.slot}"] = None
-    unknown = sum(pressure is None for pressure in bound.values())
-    known = [pressure for pressure in bound.values() if pressure is not None]
+    bound, unbound = bound_servers(view.islands, view.servers)
+    known = [server.pressure_frac for server in bound if server.pressure_frac is not None]
+    unknown = unbound + len(bound) - len(known)
     if unknown or not known:
         return UNKNOWN_PRESSURE, unknown
     return max(known), 0
+
+
+class Binding:
+    """Which servers an island competes with: the one that it names, else all of its node."""
+
+    def __init__(self, servers: Iterable[ServerView]) -> None:
+        self._by_id: dict[str, tuple[ServerView, ...]] = {}
+        by_node: dict[str, list[ServerView]] = {}
+        for server in servers:
+            self._by_id[server.server_id] = (server,)
+            by_node.setdefault(server.node, []).append(server)
+        self._by_node = {node: tuple(found) for node, found in by_node.items()}
+
+    def of(self, node: str, server_id: str | None) -> tuple[ServerView, ...]:
+        """Empty when none of them is known: then nobody can say how loaded they are."""
+        return self._by_node.get(node, ()) if server_id is None else self._by_id.get(server_id, ())
+
+
+def bound_servers(islands: Iterable[IslandView], servers: Iterable[ServerView]) -> tuple[tuple[ServerView, ...], int]:
+    """The servers that islands compete with, each once, and how many islands have none."""
+    binding = Binding(servers)
+    bound: dict[str, ServerView] = {}
+    unbound = 0
+    for island in islands:
+        found = binding.of(island.node, island.server_id)
+        bound |= {server.server_id: server for server in found}
+        unbound += not found
+    return tuple(bound.values()), unbound
+
+
+def bound_names(view: FleetView) -> frozenset[str]:
+    """Ids of the servers that a sync of all islands burdens; one that an island names counts before it is heard of."""
+    named = {island.server_id for island in view.islands if island.server_id is not None}
+    return frozenset(named | {server.server_id for server in bound_servers(view.islands, view.servers)[0]})
 
 
 def saturate(value: float) -> float:

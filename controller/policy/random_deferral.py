@@ -4,6 +4,8 @@ With a budget of N syncs until a horizon T and a minimum gap g, the start times 
 uniform draws on [0, T' - (N-1) g], plus i*g: uniform over all schedules that keep the gap. T' leaves a margin at
 the end so that the last round completes within the horizon. The k-th sync starts when its time has come.
 
+A budget that is a rate has one sync per period, whose start is uniform within it: (k + u_k) * period.
+
 The draws depend on (seed, draw) only, never on when the budget started: the same draw can be repeated.
 Without such a budget, or with one of more than `MAX_DRAWN` syncs, each round draws its own H uniformly from ``min_h``
 to ``max_h``.
@@ -42,6 +44,10 @@ class RandomDeferral:
 
     def judge(self, view: FleetView, group: Group, now_s: float) -> Opinion:
         budget = view.budget
+        if budget.period_s is not None:
+            share = random_share(seed=self.seed, draw=self.draw, number=budget.spent)
+            in_s = budget.started_s + (budget.spent + share) * budget.period_s - now_s
+            return _opinion(in_s <= 0, {"random_time_in_s": in_s})
         if budget.outer_syncs is None or budget.horizon_s is None or budget.outer_syncs > MAX_DRAWN:
             h = random_h(seed=self.seed, draw=self.draw, round=view.round, min_h=view.min_h, max_h=view.max_h)
             return _opinion(group.h >= h, {"random_h": float(h)})
@@ -71,3 +77,8 @@ def random_times_s(num_syncs: int, *, seed: int, draw: int, horizon_s: float, mi
 def random_h(*, seed: int, draw: int, round: int, min_h: int, max_h: int) -> int:  # noqa: A002
     """The H of one round, uniform on [min_h, max_h]."""
     return random.Random(f"h/{seed}/{draw}/{round}").randint(min_h, max_h)
+
+
+def random_share(*, seed: int, draw: int, number: int) -> float:
+    """Where in its period the sync ``number`` of a rate starts, uniform on [0, 1)."""
+    return random.Random(f"share/{seed}/{draw}/{number}").random()

@@ -15,13 +15,20 @@ from controller.schema import Directive, DirectiveKind
 from diloco.agent.config import IslandSettings
 from diloco.agent.link import ControllerLink
 from diloco.agent.metrics import IslandMetrics
-from diloco.agent.rules import Solitude, autonomous_sync_due, limits_of, sync_command
+from diloco.agent.rules import (
+    Solitude,
+    autonomous_command,
+    autonomous_sync_due,
+    limits_of,
+    sync_command,
+    times_of,
+)
 from diloco.agent.state import AgentState
 from diloco.agent.supervisor import Supervisor
-from diloco.protocol import SyncCommand
 from diloco.schema import AgentStatus, Progress
 from service.app import build_app
 from service.client import client_options
+from service.peers import Peers
 from service.tasks import Background, every
 
 logger = logging.getLogger(__name__)
@@ -29,6 +36,8 @@ logger = logging.getLogger(__name__)
 AUTONOMY_PERIOD_S = 0.5
 FRESH_FAILURE_S = 1.0
 """An attempt to reach the controller that failed so lately proves that it is still away."""
+ALL_FRAGMENTS = (0,)
+"""The whole model is one fragment."""
 IN_FLIGHT_MARGIN_S = 30.0
 """A sync whose report is so late will not report any more."""
 
@@ -49,15 +58,15 @@ class Agent:
         async with AsyncExitStack() as stack:
             tasks.start("supervisor", lambda: self._supervisor.run(tasks.exit))
             tasks.start("autonomy", lambda: every(AUTONOMY_PERIOD_S, tasks.exit, self._sync_if_alone))
-            if self.settings.controller is not None:
-                options = client_options(
-                    self.settings, self.settings.controller, timeout_s=self.settings.request_timeout_s
-                )
+            urls = self.settings.controllers
+            if urls:
+                options = client_options(self.settings, urls[0], timeout_s=self.settings.request_timeout_s)
                 http = await stack.enter_async_context(httpx.AsyncClient(**options))
                 link = ControllerLink(
                     self.state,
                     http,
                     self._metrics,
+                    peers=Peers(urls),
                     on_directive=self._obey,
                     on_pause=self._supervisor.apply_pause,
                 )
@@ -74,7 +83,12 @@ class Agent:
                 logger.info("told to stop reason=%s", directive.reason)
                 self.state.assign(None, None)
             case DirectiveKind.SYNC:
-                self._supervisor.start_sync(sync_command(directive, epoch=self.state.epoch, now_s=time.time()))
+                times = times_of(self.state.limits_lease)
+                command = sync_command(directive, times, epoch=self.state.epoch, now_s=time.time())
+                if directive.fragments == ALL_FRAGMENTS:
+                    self._supervisor.start_sync(command)
+                else:
+                    self._supervisor.refuse_sync(command, f"this island cannot sync fragments {directive.fragments}")
 
     async def _sync_if_alone(self) -> None:
         state = self.state
@@ -96,8 +110,8 @@ class Agent:
             return
         logger.info("no controller and H at its maximum: syncing h=%d", state.progress.inner_steps_since_sync)
         state.syncs_alone += 1
-        deadline_s = now_s + self.settings.autonomous_deadline_s
-        self._supervisor.start_sync(SyncCommand(epoch=state.epoch, deadline_s=deadline_s, autonomous=True))
+        timeout_s = self.settings.autonomous_deadline_s
+        self._supervisor.start_sync(autonomous_command(epoch=state.epoch, now_s=now_s, timeout_s=timeout_s))
 
     def _just_failed(self) -> bool:
         failed_s = self.state.controller_failed_s

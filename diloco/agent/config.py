@@ -12,10 +12,12 @@ from pydantic import Field, model_validator
 from diloco.protocol import SyncPriority
 from diloco.scheduling import MAX_CORES
 from diloco.schema import Slot
+from service.peers import split_urls
 from service.settings import ServiceSettings
 from sidecar.schema import Name
 
 Url = Annotated[str, Field(pattern=r"^https?://[^\s/]+")]
+Urls = Annotated[str, Field(pattern=r"^https?://[^\s/,]+[^\s,]*(,https?://[^\s/,]+[^\s,]*)*$")]
 Core = Annotated[int, Field(ge=0, lt=MAX_CORES)]
 
 
@@ -42,8 +44,9 @@ class IslandSettings(ServiceSettings):
     """Server whose load this island competes with; by default the one on its node."""
     slot: Slot | None = None
     """Place in the run; by default the controller gives a free one."""
-    controller: Url | None = None
-    """URL of the controller. Without one, give slot and synchronizer: the island then syncs at a fixed H by itself."""
+    controller: Urls | None = None
+    """URL of the controller, or several with commas between them, of which one leads. Without one, give slot and
+    synchronizer: the island then syncs at a fixed H by itself."""
     synchronizer: Url | None = None
     """URL of the synchronizer; by default the controller says it."""
     request_timeout_s: float = Field(default=10.0, gt=0, le=300)
@@ -113,6 +116,10 @@ class IslandSettings(ServiceSettings):
         if self.restart_backoff_max_s < self.restart_backoff_s:
             raise ValueError("restart_backoff_max_s must not be below restart_backoff_s")
         return self
+
+    @property
+    def controllers(self) -> tuple[str, ...]:
+        return tuple(url.rstrip("/") for url in split_urls(self.controller or ""))
 
     @property
     def identity(self) -> str:

@@ -1,6 +1,8 @@
 """The agent's line to the controller: registration, heartbeats, directives.
 
-The controller may be away at any time and for any length; training never waits for it once there is a slot.
+The controller may be away at any time and for any length; training never waits for it once there is a slot. Of several
+controllers one leads; one that does not answer, or answers 503, is left for the next, by heartbeats and directives
+alike.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ from pydantic import BaseModel, ValidationError
 
 from controller.schema import AgentLease, AgentRegistration, Directive, Directives, Heartbeat, HeartbeatReply
 from diloco.agent.metrics import IslandMetrics
-from diloco.agent.rules import backoff_s, counts
+from diloco.agent.rules import backoff_s, counts, times_of
 from diloco.agent.state import NO_SYNCHRONIZER, AgentState
+from diloco.schema import SyncTimes
 from service.client import explain_response
 from service.errors import ConfigError, ConflictError, InputError, UnavailableError, WadilocoError
+from service.peers import Peers
 from service.tasks import wait_for_exit
 
 logger = logging.getLogger(__name__)
@@ -31,7 +35,6 @@ T = TypeVar("T")
 
 RETRY_FIRST_S = 0.25
 RETRY_LONGEST_S = 5.0
-DIRECTIVE_WAIT_S = 20.0
 FAREWELL_S = 1.0
 
 
@@ -44,12 +47,14 @@ class ControllerLink:
         http: httpx.AsyncClient,
         metrics: IslandMetrics,
         *,
+        peers: Peers,
         on_directive: Callable[[Directive], None],
         on_pause: Callable[[bool], None],
     ) -> None:
         self._state = state
         self._http = http
         self._metrics = metrics
+        self._peers = peers
         self._on_directive = on_directive
         self._on_pause = on_pause
         self._registered = asyncio.Event()
@@ -70,7 +75,9 @@ class ControllerLink:
                 failures += 1
                 self._note_failure(exc, failures)
                 self._draw_consequences(exc)
-                pause_s = backoff_s(failures, first_s=RETRY_FIRST_S, longest_s=RETRY_LONGEST_S)
+                # Each of several controllers has failed once before the pause grows.
+                rounds = 1 + (failures - 1) // len(self._peers)
+                pause_s = backoff_s(rounds, first_s=RETRY_FIRST_S, longest_s=RETRY_LONGEST_S)
             else:
                 if failures:
                     logger.info("controller is back failures=%d", failures)
@@ -119,7 +126,8 @@ class ControllerLink:
             async with asyncio.timeout(FAREWELL_S):
                 await self._beat(lease)
         with contextlib.suppress(httpx.HTTPError):
-            await self._http.delete(self._agent, params={"instance": self._state.instance}, timeout=FAREWELL_S)
+            url = f"{self._peers.current}{self._agent}"
+            await self._http.delete(url, params={"instance": self._state.instance}, timeout=FAREWELL_S)
 
     async def _register(self) -> None:
         state, settings = self._state, self._state.settings
@@ -143,6 +151,12 @@ class ControllerLink:
         if is_news:
             place = "waits as a spare" if lease.slot is None else f"slot={lease.slot}"
             logger.info("registered, %s epoch=%d run_id=%s", place, lease.epoch, lease.run_id)
+            longest_s = SyncTimes(sync_timeout_s=lease.sync_timeout_s).request_s
+            if settings.request_timeout_s > longest_s:
+                logger.info(
+                    "request_timeout_s is cut to what the controller's sync_timeout_s allows request_timeout_s=%.1f",
+                    longest_s,
+                )
         self._directive_seq = lease.directive_seq
         state.take_lease(lease)
         if is_news and lease.slot is not None and state.assignment is None:
@@ -167,11 +181,12 @@ class ControllerLink:
         if reply.paused != state.paused:
             self._on_pause(reply.paused)
 
-    async def _poll(self) -> Directives:
-        params = {"after": self._directive_seq, "wait_s": DIRECTIVE_WAIT_S, "instance": self._state.instance}
-        return await self._ask(
-            Directives, "GET", f"{self._agent}/directives", params=params, extra_wait_s=DIRECTIVE_WAIT_S
-        )
+    async def _poll(self) -> Directives | None:
+        """The next directives; None when the controller that was asked is left meanwhile."""
+        wait_s = times_of(self._state.limits_lease).poll_s
+        params = {"after": self._directive_seq, "wait_s": wait_s, "instance": self._state.instance}
+        asking = self._ask(Directives, "GET", f"{self._agent}/directives", params=params, extra_wait_s=wait_s)
+        return await _unless(self._peers.moved, asking)
 
     def _take(self, directive: Directive, lease: AgentLease) -> None:
         is_for_us = counts(directive, lease_epoch=lease.epoch, last_seq=self._directive_seq)
@@ -184,13 +199,20 @@ class ControllerLink:
         self._on_directive(directive)
 
     async def _ask(self, model: type[M], method: str, path: str, *, extra_wait_s: float = 0.0, **arguments: Any) -> M:
-        timeout_s = self._state.settings.request_timeout_s + extra_wait_s
+        longest_s = times_of(self._state.limits_lease).request_s
+        timeout_s = min(self._state.settings.request_timeout_s, longest_s) + extra_wait_s
+        url = self._peers.current
         try:
             async with asyncio.timeout(timeout_s):
-                response = await self._http.request(method, path, timeout=timeout_s, **arguments)
+                response = await self._http.request(method, f"{url}{path}", timeout=timeout_s, **arguments)
         except (httpx.HTTPError, TimeoutError) as exc:
+            self._peers.leave(url)
             self._state.missed_controller()
             raise UnavailableError(f"{type(exc).__name__}: {exc}", field="controller") from exc
+        if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            # It lives and does not lead: as good as away, for an island that waits for decisions.
+            self._peers.leave(url)
+            self._state.missed_controller()
         self._raise_refusal(response)
         self._state.heard_controller()
         try:
@@ -238,7 +260,7 @@ def _field_of(response: httpx.Response) -> str | None:
 
 
 async def _unless(exit_event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of ``work``; None when ``exit_event`` comes first."""
+    """The result of ``work``; None when ``exit_event`` comes first (an exit, or that a peer was left)."""
     task = asyncio.create_task(work)
     exiting = asyncio.create_task(exit_event.wait())
     try:

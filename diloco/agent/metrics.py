@@ -13,6 +13,7 @@ from diloco.schema import Progress, SyncOutcome, SyncReport
 
 STEP_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0)
 SYNC_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+STALENESS_BUCKETS = (0, 1, 2, 4, 8, 16)
 
 
 class IslandMetrics:
@@ -35,6 +36,12 @@ class IslandMetrics:
             buckets=SYNC_BUCKETS_S,
             registry=registry,
         )
+        self._staleness = Histogram(
+            "wadiloco_island_staleness_versions",
+            "Versions that contributions were behind when they were taken in",
+            buckets=STALENESS_BUCKETS,
+            registry=registry,
+        )
         self._sync_bytes = Counter(
             "wadiloco_island_sync_bytes_total", "Parameter bytes exchanged in syncs", ["direction"], registry=registry
         )
@@ -55,7 +62,10 @@ class IslandMetrics:
 
     def take_sync(self, report: SyncReport) -> None:
         self._syncs.labels(report.outcome.value).inc()
-        self._sync_seconds.observe(max(0.0, report.finished_s - report.started_s))
+        blocked_s = report.finished_s - report.started_s if report.blocked_s is None else report.blocked_s
+        self._sync_seconds.observe(max(0.0, blocked_s))
+        if report.staleness_weight is not None:
+            self._staleness.observe(report.staleness)
         self._sync_bytes.labels("push").inc(report.bytes_pushed)
         self._sync_bytes.labels("pull").inc(report.bytes_pulled)
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
@@ -73,7 +74,15 @@ class WorkerProcess:
         except (TimeoutError, asyncio.CancelledError):
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
+            return await self._wait_killed()
+
+    async def _wait_killed(self) -> int:
+        """A killed process that runs at idle priority on a busy host takes its time to leave; it computes no more."""
+        try:
             return await asyncio.wait_for(self.process.wait(), KILL_WAIT_S)
+        except TimeoutError:
+            logger.warning("killed worker has not left yet pid=%d", self.pid)
+            return -signal.SIGKILL
 
     def _write(self, line: str) -> None:
         assert self.process.stdin is not None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from controller.schema import AgentLease, Autonomy, Directive
 from diloco.protocol import SyncCommand
-from diloco.schema import Phase, Progress
+from diloco.schema import DEFAULT_SYNC_TIMEOUT_S, Phase, Progress, SyncTimes
 
 MAX_H_WITHOUT_LEASE = 512
 """H of an island that no controller has told its limits; the published setting."""
@@ -63,15 +63,36 @@ def counts(directive: Directive, *, lease_epoch: int, last_seq: int) -> bool:
     return directive.epoch >= lease_epoch and directive.seq > last_seq
 
 
-def sync_command(directive: Directive, *, epoch: int, now_s: float) -> SyncCommand:
+def times_of(lease: AgentLease | None) -> SyncTimes:
+    """The deadlines that hold under this lease."""
+    return SyncTimes(sync_timeout_s=DEFAULT_SYNC_TIMEOUT_S if lease is None else lease.sync_timeout_s)
+
+
+def autonomous_command(*, epoch: int, now_s: float, timeout_s: float) -> SyncCommand:
+    """A sync that nobody directed: its round closes before those who wait for it give up."""
+    times = SyncTimes(sync_timeout_s=timeout_s)
+    return SyncCommand(
+        epoch=epoch,
+        deadline_s=now_s + timeout_s,
+        close_by_s=now_s + times.close_s,
+        pull_grace_s=times.pull_grace_s,
+        autonomous=True,
+    )
+
+
+def sync_command(directive: Directive, times: SyncTimes, *, epoch: int, now_s: float) -> SyncCommand:
     """What the worker has to do for a sync directive; ``epoch`` is the newest heard of."""
     return SyncCommand(
         round=directive.round,
         quorum=directive.quorum,
+        expected=directive.expected,
         # A controller that lost its journal counts from 0 again, and the synchronizer fences lower epochs.
         epoch=max(epoch, directive.epoch),
         not_before_s=directive.not_before_s,
         deadline_s=directive.deadline_s if directive.deadline_s is not None else now_s + SYNC_DEADLINE_S,
+        close_by_s=directive.close_by_s,
+        pull_grace_s=times.pull_grace_s,
+        overlap=directive.overlap,
     )
 
 

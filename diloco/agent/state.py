@@ -62,6 +62,8 @@ class AgentState:
     fatal: WadilocoError | None = None
     """Why the agent gave up."""
     assignment: Assignment | None = None
+    slot_lost: bool = False
+    """It was without a slot since the last worker started: others may have brought the slot further meanwhile."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there is something to tell the controller at once, or a new assignment."""
     assigned: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,6 +82,7 @@ class AgentState:
             else None
         )
         if wanted != self.assignment:
+            self.slot_lost = self.slot_lost or wanted is None
             self.assignment = wanted
             self.assigned.set()
 
@@ -88,6 +91,7 @@ class AgentState:
         lease = self.limits_lease
         resume = lease.resume if lease is not None and lease.slot == slot else None
         self.progress = resume or no_progress()
+        self.slot_lost = False
         self.drop_unsynced()
 
     def hear_epoch(self, epoch: int) -> None:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from diloco.agent.config import IslandSettings
 from diloco.agent.metrics import IslandMetrics
 from diloco.agent.process import WorkerProcess
-from diloco.agent.rules import backoff_s, deaths_in_a_row
+from diloco.agent.rules import backoff_s, deaths_in_a_row, times_of
 from diloco.agent.state import AgentState, Assignment
 from diloco.protocol import (
     Event,
@@ -62,6 +62,11 @@ class Supervisor:
         if self._worker is not None and self._state.worker_ready:
             self._worker.send(command)
 
+    def refuse_sync(self, command: SyncCommand, detail: str) -> None:
+        """Report at once that a sync which was ordered will not be."""
+        logger.warning("sync refused round=%s detail=%s", command.round, detail)
+        self._report_failed(command, detail)
+
     def apply_pause(self, paused: bool) -> None:
         """Hold or continue the inner steps."""
         self._state.paused = paused
@@ -76,7 +81,7 @@ class Supervisor:
             assignment = await self._next_assignment(exit_event)
             if assignment is None:
                 return
-            if last_slot != assignment.slot:
+            if last_slot != assignment.slot or self._state.slot_lost:
                 self._state.start_slot(assignment.slot)
             last_slot = assignment.slot
             started_s = time.monotonic()
@@ -204,7 +209,7 @@ class Supervisor:
         chosen |= {
             "slot": assignment.slot,
             "synchronizer_url": assignment.synchronizer_url,
-            "timeout_s": settings.request_timeout_s,
+            "timeout_s": min(settings.request_timeout_s, times_of(self._state.limits_lease).request_s),
             "start_step": progress.step,
             "start_tokens": progress.tokens,
             "start_skipped": progress.skipped_steps,
@@ -229,7 +234,7 @@ def _log_outer_step(report: SyncReport, *, loss: float | None) -> None:
     pushed_s = report.pushed_s
     logger.info(
         "outer step round=%d outcome=%s inner_steps=%d tokens=%d loss=%s update_norm=%s push_s=%s total_s=%.3f "
-        "autonomous=%s%s",
+        "autonomous=%s staleness=%d%s",
         report.round,
         report.outcome,
         report.inner_steps,
@@ -239,6 +244,7 @@ def _log_outer_step(report: SyncReport, *, loss: float | None) -> None:
         _shown(pushed_s - report.started_s if pushed_s is not None else None),
         report.finished_s - report.started_s,
         report.autonomous,
+        report.staleness,
         f" detail={report.detail}" if report.detail else "",
     )
 

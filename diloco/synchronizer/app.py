@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
 
-from fastapi import FastAPI, Header, Path, Query, Request, Response
+from fastapi import APIRouter, FastAPI, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from diloco.digest import (
@@ -24,17 +24,19 @@ from diloco.errors import VersionError, VersionGoneError
 from diloco.schema import CHUNK_BYTES, MAX_SLOTS, VERSION_HEADER, ChunkReply, Count, InitReply, OuterState, Slot
 from diloco.synchronizer.config import SynchronizerSettings
 from diloco.synchronizer.generation import Generation
-from diloco.synchronizer.metrics import Direction, Metrics
+from diloco.synchronizer.metrics import Direction, Metrics, Verdict
 from diloco.synchronizer.outer_run import FRAGMENT, OuterRun
 from diloco.synchronizer.rounds import Claim
 from diloco.synchronizer.upload import Chunk
 from service.app import build_app
+from service.routes import counting_route
 from service.tasks import Background
 
 MAX_WAIT_S = 60.0
 MAX_TOKENS = 10**12
 """Of one contribution: no island trains on more between two outer steps."""
 MAX_EPOCH = 1 << 62
+MAX_CLOSES_IN_S = 86_400.0
 
 Fragment = Annotated[int, Path(ge=FRAGMENT, le=FRAGMENT)]
 """The whole model is one fragment."""
@@ -61,12 +63,13 @@ def create_app(settings: SynchronizerSettings) -> FastAPI:
         description="Global parameters and outer optimizer of a DiLoCo run.",
     )
     app.add_exception_handler(VersionError, _answer_version)
-    _add_uploads(app, run)
+    _add_offers(app, run)
+    _add_contributions(app, run, metrics)
     _add_downloads(app, run, metrics)
     return app
 
 
-def _add_uploads(app: FastAPI, run: OuterRun) -> None:
+def _add_offers(app: FastAPI, run: OuterRun) -> None:
     @app.put("/v1/fragments/{fragment}", tags=["run"], summary="Offer initial parameters, chunk by chunk")
     async def offer(
         fragment: Fragment,
@@ -77,7 +80,11 @@ def _add_uploads(app: FastAPI, run: OuterRun) -> None:
     ) -> InitReply:
         return await run.offer(_chunk(await request.body(), content_range, content_digest, repr_digest))
 
-    @app.put(
+
+def _add_contributions(app: FastAPI, run: OuterRun, metrics: Metrics) -> None:
+    router = APIRouter(route_class=counting_route(metrics.contributions.labels(Verdict.INVALID)))
+
+    @router.put(
         "/v1/rounds/{round}/fragments/{fragment}/contributions/{slot}",
         tags=["run"],
         summary="Contribute local parameters to a round, chunk by chunk",
@@ -90,12 +97,24 @@ def _add_uploads(app: FastAPI, run: OuterRun) -> None:
         tokens: Annotated[int, Query(ge=1, le=MAX_TOKENS)],
         request: Request,
         quorum: Annotated[int | None, Query(ge=1, le=MAX_SLOTS)] = None,
+        expected: Annotated[int | None, Query(ge=1, le=MAX_SLOTS)] = None,
+        closes_in_s: Annotated[float | None, Query(ge=0, le=MAX_CLOSES_IN_S)] = None,
         content_range: Digest = None,
         content_digest: Digest = None,
         repr_digest: Digest = None,
     ) -> ChunkReply:
-        claim = Claim(round=round, slot=slot, epoch=epoch, tokens=tokens, quorum=quorum)
+        claim = Claim(
+            round=round,
+            slot=slot,
+            epoch=epoch,
+            tokens=tokens,
+            quorum=quorum,
+            expected=expected,
+            closes_in_s=closes_in_s,
+        )
         return await run.contribute(claim, _chunk(await request.body(), content_range, content_digest, repr_digest))
+
+    app.include_router(router)
 
 
 def _add_downloads(app: FastAPI, run: OuterRun, metrics: Metrics) -> None:
@@ -131,7 +150,12 @@ def _add_downloads(app: FastAPI, run: OuterRun, metrics: Metrics) -> None:
         return Response(data, status_code=206, headers=headers)
 
     @app.get("/v1/state", tags=["run"], summary="Version, manifest and open round")
-    async def state() -> OuterState:
+    async def state(
+        slot: Annotated[Slot | None, Query(description="Who comes to contribute, and to which round.")] = None,
+        round: Annotated[Count | None, Query()] = None,  # noqa: A002  (the name in the path)
+    ) -> OuterState:
+        if slot is not None and round is not None:
+            run.note_arrival(slot, round)
         return run.state()
 
 

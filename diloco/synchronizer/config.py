@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from diloco.schema import MAX_SLOTS
+from diloco.schema import MAX_SLOTS, MAX_STALENESS
+from diloco.synchronizer.rounds import RoundRules
 from service.settings import ServiceSettings
 
 
@@ -28,7 +29,37 @@ class SynchronizerSettings(ServiceSettings):
     """Momentum of the outer Nesterov step."""
     round_timeout_s: float = Field(default=60.0, gt=0, le=86_400)
     """A round whose quorum does not fill closes with those who came, this long after the first of them."""
+    grace_min_s: float = Field(default=0.0, ge=0, le=3600)
+    """Shortest time that a round stays open for stragglers after its quorum; how long it does follows from how late
+    contributions were lately."""
+    grace_max_s: float = Field(default=5.0, ge=0, le=3600)
+    """Longest such time, and the one while nothing is known; 0 closes rounds at their quorum. A round to which all
+    known islands have come waits for nobody."""
+    max_staleness: int = Field(default=0, ge=0, le=MAX_STALENESS)
+    """Versions that a contribution may be behind: it is then taken into the open round with less weight. 0 is the
+    synchronous rule: it is refused, and the island keeps its progress for its next contribution."""
+    staleness_exponent: float = Field(default=0.5, ge=0, le=10)
+    """A contribution that is s versions behind weighs (1 + s) to the minus this."""
     max_contribution_bytes: int = Field(default=16 << 30, ge=4)
     """Refuse models whose parameters are larger than this as fp32."""
     threads: int = Field(default=1, ge=1, le=256)
     """CPU threads for the outer step."""
+
+    @model_validator(mode="after")
+    def _check_grace(self) -> Self:
+        if self.grace_min_s > self.grace_max_s:
+            raise ValueError(
+                f"grace_min_s {self.grace_min_s:g} is over grace_max_s {self.grace_max_s:g}: lower it, or raise that"
+            )
+        return self
+
+    @property
+    def round_rules(self) -> RoundRules:
+        return RoundRules(
+            quorum=self.quorum,
+            timeout_s=self.round_timeout_s,
+            grace_min_s=self.grace_min_s,
+            grace_max_s=self.grace_max_s,
+            max_staleness=self.max_staleness,
+            staleness_exponent=self.staleness_exponent,
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,13 @@ class Accepted:
     claim: Claim
     digest: bytes
     path: Path
+    into: int
+    """Round that it was taken into: the one that it is against, or a later one."""
+
+    @property
+    def staleness(self) -> int:
+        """Versions that had come between the one that it is against and the one that it was taken in at."""
+        return self.into - self.claim.round
 
     def local(self) -> Tensor:
         """The local parameters, mapped from the file."""
@@ -40,8 +47,8 @@ class Accepted:
             return tensor
 
 
-def contribution_path(directory: Path, claim: Claim) -> Path:
-    return directory / f"{PREFIX}{claim.round:012d}-{claim.slot:05d}.safetensors"
+def contribution_path(directory: Path, *, into: int, slot: int) -> Path:
+    return directory / f"{PREFIX}{into:012d}-{slot:05d}.safetensors"
 
 
 def upload_name(claim: Claim) -> Name:
@@ -54,7 +61,7 @@ def begin_contribution(directory: Path, claim: Claim, chunk: Chunk) -> Upload:
         "slot": str(claim.slot),
         "epoch": str(claim.epoch),
         "tokens": str(claim.tokens),
-        "quorum": "" if claim.quorum is None else str(claim.quorum),
+        **{name: _text(getattr(claim, name)) for name in ("quorum", "expected", "closes_in_s")},
         "sha256": chunk.digest.hex(),
     }
     header = header_bytes([(TENSOR, (chunk.total // FP32_BYTES,))], sealed(metadata))
@@ -75,15 +82,20 @@ def verify_contribution(upload: Upload, base: Tensor) -> bool:
     return True
 
 
-def accept_contribution(directory: Path, claim: Claim, upload: Upload) -> Accepted:
-    """Make a verified contribution count, also after a crash."""
-    path = contribution_path(directory, claim)
+def accept_contribution(directory: Path, claim: Claim, upload: Upload, *, into: int) -> Accepted:
+    """Make a verified contribution count in the round ``into``, also after a crash."""
+    path = contribution_path(directory, into=into, slot=claim.slot)
     publish(upload.path, path)
-    return Accepted(claim=claim, digest=upload.digest, path=path)
+    return Accepted(claim=claim, digest=upload.digest, path=path, into=into)
 
 
-def recover_contributions(directory: Path, *, round_number: int, num_bytes: int) -> Iterable[Accepted]:
-    """Contributions to the open round that an earlier process accepted; all other contribution files are removed."""
+def recover_contributions(
+    directory: Path, *, round_number: int, num_bytes: int, bases: Collection[int]
+) -> Iterable[Accepted]:
+    """Contributions to the open round that an earlier process accepted; all other contribution files are removed.
+
+    ``bases`` are the versions whose parameters there still are: nothing can be made of one against another.
+    """
     for path in sorted(directory.glob(f"{PREFIX}*")):
         try:
             accepted = _read_contribution(path)
@@ -91,10 +103,13 @@ def recover_contributions(directory: Path, *, round_number: int, num_bytes: int)
             logger.warning("contribution is damaged, removed path=%s reason=%s", path, exc)
             path.unlink()
             continue
-        if accepted.claim.round == round_number and accepted.local().numel() * FP32_BYTES == num_bytes:
-            yield accepted
-        else:
+        if accepted.into != round_number or accepted.local().numel() * FP32_BYTES != num_bytes:
             path.unlink()
+        elif accepted.claim.round not in bases:
+            logger.error("contribution is against a generation that is lost, removed path=%s", path)
+            path.unlink()
+        else:
+            yield accepted
 
 
 def _read_contribution(path: Path) -> Accepted:
@@ -106,6 +121,18 @@ def _read_contribution(path: Path) -> Accepted:
             raise InputError("does not match its digest", field=str(path))
     claim = Claim(
         **{name: int(metadata[name]) for name in ("round", "slot", "epoch", "tokens")},
-        quorum=int(metadata["quorum"]) if metadata["quorum"] else None,
+        quorum=_number(metadata, "quorum"),
+        expected=_number(metadata, "expected"),
+        closes_in_s=float(metadata["closes_in_s"]) if metadata.get("closes_in_s") else None,
     )
-    return Accepted(claim=claim, digest=digest, path=path)
+    into = int(path.name.removeprefix(PREFIX).partition("-")[0])
+    return Accepted(claim=claim, digest=digest, path=path, into=into)
+
+
+def _text(value: float | None) -> str:
+    return "" if value is None else repr(value)
+
+
+def _number(metadata: Mapping[str, str], name: str) -> int | None:
+    """None where nothing was said, as in files from before it could be."""
+    return int(metadata[name]) if metadata.get(name) else None

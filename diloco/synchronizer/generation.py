@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import Tensor
@@ -20,6 +21,7 @@ from torch import Tensor
 from diloco.digest import sha256
 from diloco.fragment import num_bytes, num_elements, wire_bytes
 from diloco.schema import Manifest
+from diloco.synchronizer.grace import Arrivals
 from diloco.synchronizer.storage import read_part, write_durably
 from diloco.tensorfile import LENGTH, entries, header_bytes, layout, parse_header, sealed, unsealed
 from service.errors import InputError
@@ -43,6 +45,8 @@ class Outcome:
     """Digest (hex) of each slot's contribution: a repeat of one is not late, it is in."""
     epochs: Mapping[int, int] = field(default_factory=dict)
     """Newest epoch that contributed of each slot."""
+    arrivals: tuple[Arrivals, ...] = ()
+    """When the contributions of the last rounds came."""
     outer_lr: float
     outer_momentum: float
 
@@ -67,6 +71,11 @@ class Generation:
         """Bytes of the parameters in wire order."""
         return read_part(self.path, offset=self.data_offset + start, length=stop - start)
 
+    def parameters(self) -> Tensor:
+        """The parameters in wire order, mapped from the file; writing to them changes nobody else's."""
+        size = num_elements(self.manifest.tensors)
+        return torch.from_numpy(np.memmap(self.path, dtype="<f4", mode="c", offset=self.data_offset, shape=(size,)))
+
 
 def path_of(directory: Path, version: int) -> Path:
     return directory / f"{PREFIX}{version:012d}{SUFFIX}"
@@ -86,6 +95,7 @@ def write_generation(
         "outer_momentum": repr(outcome.outer_momentum),
         "applied": json.dumps(dict(outcome.applied)),
         "epochs": json.dumps(dict(outcome.epochs)),
+        "arrivals": json.dumps([[known.round, _rounded(known.offsets_s)] for known in outcome.arrivals]),
     }
     header = header_bytes(_layout(manifest), sealed(metadata))
     path = path_of(directory, version)
@@ -106,7 +116,7 @@ def read_generation(path: Path) -> tuple[Generation, Tensor, Tensor]:
     metadata = unsealed(header.metadata)
     try:
         generation = _from_metadata(path, header.data_offset, metadata)
-    except (KeyError, ValueError, ValidationError) as exc:
+    except (KeyError, TypeError, ValueError, ValidationError) as exc:
         raise InputError(f"metadata is not that of a generation: {exc!r}", field=str(path)) from exc
     if header.tensors != entries(_layout(generation.manifest)):
         raise InputError("tensors are not those of the manifest", field=str(path))
@@ -150,14 +160,40 @@ def newest_generation(directory: Path) -> tuple[Generation, Tensor, Tensor] | No
     return None
 
 
-def prune_generations(directory: Path) -> None:
-    """Remove all but the newest `NUM_KEPT`."""
-    for path in sorted(directory.glob(f"{PREFIX}*{SUFFIX}"))[:-NUM_KEPT]:
+def older_generations(directory: Path, newest: Generation, *, num_kept: int) -> list[Generation]:
+    """The intact ones of the ``num_kept`` - 1 generations before the newest that are of the same model."""
+    found = []
+    for version in range(max(newest.version - num_kept + 1, 0), newest.version):
+        try:
+            generation = read_generation(path_of(directory, version))[0]
+        except FileNotFoundError:
+            continue
+        except (InputError, OSError) as exc:
+            logger.warning("older generation is damaged, not used version=%d reason=%s", version, exc)
+        else:
+            if generation.manifest == newest.manifest:
+                found.append(generation)
+    return found
+
+
+def prune_generations(directory: Path, *, num_kept: int = NUM_KEPT) -> None:
+    """Remove all but the newest ``num_kept``."""
+    for path in sorted(directory.glob(f"{PREFIX}*{SUFFIX}"))[:-num_kept]:
         path.unlink(missing_ok=True)
 
 
 def _layout(manifest: Manifest) -> list[tuple[str, tuple[int, ...]]]:
     return layout(manifest.tensors, prefix="parameters.") + layout(manifest.tensors, prefix="momentum.")
+
+
+def _rounded(offsets_s: Mapping[int, float]) -> dict[int, float]:
+    return {slot: round(offset_s, 3) for slot, offset_s in offsets_s.items()}
+
+
+def _read_arrivals(round_number: int, offsets_s: Mapping[str, float]) -> Arrivals:
+    return Arrivals(
+        round=int(round_number), offsets_s={int(slot): float(offset_s) for slot, offset_s in offsets_s.items()}
+    )
 
 
 def _from_metadata(path: Path, data_offset: int, metadata: Mapping[str, str]) -> Generation:
@@ -170,6 +206,7 @@ def _from_metadata(path: Path, data_offset: int, metadata: Mapping[str, str]) ->
         outcome=Outcome(
             applied={int(slot): str(digest) for slot, digest in json.loads(metadata["applied"]).items()},
             epochs={int(slot): int(epoch) for slot, epoch in json.loads(metadata["epochs"]).items()},
+            arrivals=tuple(_read_arrivals(*known) for known in json.loads(metadata.get("arrivals", "[]"))),
             outer_lr=float(metadata["outer_lr"]),
             outer_momentum=float(metadata["outer_momentum"]),
         ),

@@ -65,8 +65,9 @@ class Intake:
         """The upload's file has become something else; older epochs of its owner have nothing left to say."""
         self._uploads.settle(name)
 
-    def discard_all(self) -> None:
-        self._uploads.discard_all()
+    def discard_unless(self, keep: Callable[[Hashable], bool]) -> None:
+        """Drop what is being uploaded, but for that whose ``key`` may still count."""
+        self._uploads.discard_unless(lambda key: isinstance(key, tuple) and keep(key[0]))
 
     def _take(self, upload: Upload, chunk: Chunk, verify: Callable[[Upload], T]) -> T | None:
         if chunk.start != upload.received and not upload.is_complete:

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from diloco.synchronizer.rounds import Close
 
 STEP_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+STALENESS_BUCKETS = (0, 1, 2, 4, 8, 16)
 
 
 class Verdict(StrEnum):
@@ -19,8 +20,12 @@ class Verdict(StrEnum):
     """Accepted, in place of an earlier one of the same slot."""
     REPEATED = "repeated"
     """Had been accepted before."""
+    STALE = "stale"
+    """Accepted into a later round than its own, with less weight."""
     INVALID = "invalid"
     LATE = "late"
+    MERGED = "merged"
+    """Against parameters from before those that its slot's last contribution is in."""
     EARLY = "early"
     FENCED = "fenced"
     DROPPED = "dropped"
@@ -68,6 +73,15 @@ class Metrics:
             "L2 norm of the last mean pseudo-gradient",
             ["fragment"],
             registry=self.registry,
+        )
+        self.staleness = Histogram(
+            f"{prefix}staleness_versions",
+            "Versions that accepted contributions were behind",
+            buckets=STALENESS_BUCKETS,
+            registry=self.registry,
+        )
+        self.grace_seconds = Gauge(
+            f"{prefix}grace_seconds", "Time that rounds stay open for stragglers now", registry=self.registry
         )
         for outcome in Close:
             self.rounds.labels(outcome)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 
 import torch
@@ -23,20 +23,30 @@ from diloco.outer import OuterOptimizer
 from diloco.schema import ChunkReply, FragmentState, InitReply, Manifest, OuterState
 from diloco.synchronizer.config import SynchronizerSettings
 from diloco.synchronizer.contribution import (
+    Accepted,
     accept_contribution,
     begin_contribution,
     recover_contributions,
     upload_name,
     verify_contribution,
 )
-from diloco.synchronizer.generation import Generation, Outcome, newest_generation, prune_generations, write_generation
+from diloco.synchronizer.generation import (
+    NUM_KEPT,
+    Generation,
+    Outcome,
+    newest_generation,
+    older_generations,
+    prune_generations,
+    write_generation,
+)
+from diloco.synchronizer.grace import Arrivals, remember
 from diloco.synchronizer.intake import Intake
 from diloco.synchronizer.metrics import Metrics, Verdict
 from diloco.synchronizer.offer import begin_offer, check_offer, read_offer
-from diloco.synchronizer.open_round import OpenRound
+from diloco.synchronizer.open_round import OpenRound, Place
 from diloco.synchronizer.published import Published
-from diloco.synchronizer.rounds import Claim, Close
-from diloco.synchronizer.step import NonFiniteStepError, Step, take_step
+from diloco.synchronizer.rounds import Claim, Close, Refusal, staleness_weight
+from diloco.synchronizer.step import NonFiniteStepError, Share, Step, StepPlan, take_step
 from diloco.synchronizer.storage import Disk
 from diloco.synchronizer.upload import Chunk, Name, Upload
 from service.errors import InputError, UnavailableError
@@ -57,7 +67,9 @@ class OuterRun:
     def __init__(
         self, settings: SynchronizerSettings, metrics: Metrics, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.published = Published()
+        self._rules = settings.round_rules
+        self._num_kept = max(NUM_KEPT, settings.max_staleness + 1)
+        self.published = Published(num_kept=self._num_kept)
         self._settings = settings
         self._directory = settings.directory
         self._disk = Disk(settings.directory)
@@ -70,6 +82,9 @@ class OuterRun:
         self._commit_lock = asyncio.Lock()
         self._offer_lock = asyncio.Lock()
         self._slot_locks: dict[int, asyncio.Lock] = {}
+        self._history: tuple[Arrivals, ...] = ()
+        self._last_opened_s: float | None = None
+        """When the last round that closed had opened; None before, and for one from before a restart."""
 
     @property
     def problem(self) -> str | None:
@@ -84,9 +99,15 @@ class OuterRun:
             return
         generation, parameters, momentum = found
         self._warn_of_changes(generation.outcome)
+        for older in older_generations(self._directory, generation, num_kept=self._num_kept):
+            self.published.add(older)
+        self._history = generation.outcome.arrivals
         open_round = self._start(generation, parameters, momentum)
         for accepted in recover_contributions(
-            self._directory, round_number=generation.version, num_bytes=generation.num_bytes
+            self._directory,
+            round_number=generation.version,
+            num_bytes=generation.num_bytes,
+            bases=self.published.versions,
         ):
             age_s = max(time.time() - accepted.path.stat().st_mtime, 0.0)
             open_round.admit(accepted, now_s=self._clock() - age_s, unix_s=time.time() - age_s)
@@ -128,8 +149,9 @@ class OuterRun:
             RoundClosedError, FencedError: it is not for the open round, or not from the owner of the slot.
         """
         async with self._slot_locks.setdefault(claim.slot, asyncio.Lock()):
-            if self._require_round().is_repeated(claim, chunk.digest):
-                return self._completed(chunk, Verdict.REPEATED)
+            place = self._require_round().find(claim, chunk.digest)
+            if place is not None:
+                return self._completed(chunk, Verdict.REPEATED, place)
             open_round = self._admit(claim)
             if chunk.total != open_round.generation.num_bytes:
                 raise InputError(
@@ -137,7 +159,7 @@ class OuterRun:
                     field="Content-Range",
                     remedy="run every island with the same model",
                 )
-            base = self._require_outer().parameters
+            base = self.published.get(claim.round).parameters()
             try:
                 received = await self._intake.receive(
                     upload_name(claim),
@@ -147,7 +169,7 @@ class OuterRun:
                     verify=lambda upload: verify_contribution(upload, base),
                 )
             except InputError:
-                # If the round has closed meanwhile then that is why, as its buffer may be in use for the next step.
+                # If the round has closed meanwhile then that is what the island has to know.
                 self._admit(claim)
                 self._metrics.contributions.labels(Verdict.INVALID).inc()
                 raise
@@ -163,16 +185,26 @@ class OuterRun:
             quorum=self._settings.quorum,
             outer_lr=self._settings.outer_lr,
             outer_momentum=self._settings.outer_momentum,
+            max_staleness=self._rules.max_staleness,
+            round_timeout_s=self._rules.timeout_s,
             manifest=self._round.generation.manifest if self._round else None,
             fragments=(self._fragment_state(self._round),) if self._round else (),
         )
+
+    def note_arrival(self, slot: int, round_number: int) -> None:
+        """Learn from an island that comes to the round that closed last how late it is, whatever it then does."""
+        last = self._history[-1] if self._history else None
+        if last is not None and last.round == round_number and self._last_opened_s is not None:
+            late = last.with_late(slot, self._clock() - self._last_opened_s)
+            self._history = remember(self._history, late)
+            self._require_round().history = self._history
 
     async def close_rounds(self, exit_event: asyncio.Event) -> None:
         """Close rounds as they become due, until the exit."""
         while not exit_event.is_set():
             if self._round is None or self._round.close_reason(self._clock()) is None:
-                closes_at_s = self._round.closes_at_s if self._round else None
-                await self.published.wait_change(None if closes_at_s is None else closes_at_s - self._clock())
+                due_s = self._round.due_s if self._round else None
+                await self.published.wait_change(None if due_s is None else due_s - self._clock())
             elif not await self._close_round(self._round):
                 await wait_for_exit(exit_event, STEP_RETRY_S)
 
@@ -186,13 +218,25 @@ class OuterRun:
             # The round may have closed while the contribution was verified.
             open_round = self._admit(claim)
             with self._disk.writing():
-                accepted = await asyncio.to_thread(accept_contribution, self._directory, claim, upload)
+                into = open_round.generation.version
+                accepted = await asyncio.to_thread(accept_contribution, self._directory, claim, upload, into=into)
             self._intake.settle(upload_name(claim))
             replaces = open_round.admit(accepted, now_s=self._clock(), unix_s=time.time())
+            self.note_arrival(claim.slot, claim.round)
         self._metrics.open_contributions.set(len(open_round.accepted))
-        logger.debug("contribution accepted round=%d slot=%d tokens=%d", claim.round, claim.slot, claim.tokens)
+        self._metrics.staleness.observe(accepted.staleness)
+        logger.debug(
+            "contribution accepted round=%d into=%d slot=%d tokens=%d staleness_weight=%.3f",
+            claim.round,
+            into,
+            claim.slot,
+            claim.tokens,
+            open_round.weight(accepted),
+        )
         self.published.notify()
-        return self._completed(chunk, Verdict.REPLACED if replaces else Verdict.ACCEPTED)
+        verdict = Verdict.STALE if accepted.staleness else Verdict.ACCEPTED
+        place = Place(round=into, staleness=accepted.staleness)
+        return self._completed(chunk, Verdict.REPLACED if replaces else verdict, place)
 
     def _admit(self, claim: Claim) -> OpenRound:
         """The open round, which the claim may enter."""
@@ -200,13 +244,21 @@ class OuterRun:
         reason = open_round.refusal(claim)
         if reason is not None:
             self._metrics.contributions.labels(reason).inc()
+            if reason is Refusal.LATE:
+                self.note_arrival(claim.slot, claim.round)
             raise open_round.error(claim, reason)
         return open_round
 
-    def _completed(self, chunk: Chunk, verdict: Verdict) -> ChunkReply:
+    def _completed(self, chunk: Chunk, verdict: Verdict, place: Place) -> ChunkReply:
         self._metrics.contributions.labels(verdict).inc()
-        version = self._require_round().generation.version
-        return ChunkReply(received_bytes=chunk.total, complete=True, version=version)
+        return ChunkReply(
+            received_bytes=chunk.total,
+            complete=True,
+            version=self._require_round().generation.version,
+            round=place.round,
+            staleness=place.staleness,
+            staleness_weight=staleness_weight(place.staleness, exponent=self._rules.staleness_exponent),
+        )
 
     async def _close_round(self, open_round: OpenRound) -> bool:
         """Take the outer step and publish it; False when it has to be tried again."""
@@ -216,10 +268,16 @@ class OuterRun:
             reason = open_round.close_reason(began_s)
             if reason is None:
                 return True
-            accepted, epochs = dict(open_round.accepted), dict(open_round.epochs)
+            accepted = dict(open_round.accepted)
             base = open_round.generation
+            plan = StepPlan(
+                base=base,
+                shares={slot: self._share(entry) for slot, entry in accepted.items()},
+                epochs=dict(open_round.epochs),
+                arrivals=remember(self._history, open_round.arrivals()),
+            )
             try:
-                step = await asyncio.to_thread(take_step, self._disk, outer, base, accepted, epochs)
+                step = await asyncio.to_thread(take_step, self._disk, outer, plan)
             except NonFiniteStepError as exc:
                 self._metrics.rounds_discarded.inc()
                 logger.warning("round discarded round=%d slots=%s reason=%s", base.version, sorted(accepted), exc)
@@ -232,11 +290,18 @@ class OuterRun:
                 return self._failed(exc)
             else:
                 outer.commit()
+                self._history = remember(self._history, open_round.arrivals())
+                self._last_opened_s = open_round.opened_s
                 self._publish(step.generation)
                 self._report(step, reason, sorted(accepted.keys() - set(step.dropped)), self._clock() - began_s)
             self._metrics.open_contributions.set(0)
             await asyncio.to_thread(self._tidy, [a.path for a in accepted.values()])
         return True
+
+    def _share(self, entry: Accepted) -> Share:
+        """A contribution with what the step must know of it."""
+        weight = staleness_weight(entry.staleness, exponent=self._rules.staleness_exponent)
+        return Share(accepted=entry, base=self.published.get(entry.claim.round), weight=weight)
 
     def _report(self, step: Step, reason: Close, slots: list[int], seconds: float) -> None:
         self._step_problem = None
@@ -247,10 +312,11 @@ class OuterRun:
         self._metrics.step_seconds.observe(seconds)
         self._metrics.pseudo_gradient_norm.labels(FRAGMENT).set(step.pseudo_gradient_norm)
         logger.info(
-            "outer step version=%d closed_by=%s slots=%s tokens=%d pseudo_gradient_norm=%.6g seconds=%.3f",
+            "outer step version=%d closed_by=%s slots=%s stale=%s tokens=%d pseudo_gradient_norm=%.6g seconds=%.3f",
             step.generation.version,
             reason,
             slots,
+            sorted(step.stale),
             step.tokens,
             step.pseudo_gradient_norm,
             seconds,
@@ -264,20 +330,24 @@ class OuterRun:
     def _publish(self, generation: Generation) -> OpenRound:
         """Make the generation the one that islands pull, and open the round on top of it."""
         epochs = self._round.epochs if self._round else {}
-        settings = self._settings
-        self._round = OpenRound(generation, quorum=settings.quorum, timeout_s=settings.round_timeout_s, epochs=epochs)
-        # What is still being uploaded was meant for the round before.
-        self._intake.discard_all()
-        self._metrics.version.labels(FRAGMENT).set(generation.version)
         self.published.add(generation)
+        self._round = OpenRound(self.published, self._rules, epochs=epochs, history=self._history)
+        # What is still being uploaded was meant for the round before: it goes on only if it may be stale.
+        self._intake.discard_unless(self._may_enter)
+        self._metrics.version.labels(FRAGMENT).set(generation.version)
+        self._metrics.grace_seconds.set(self._round.grace_s)
+        self.published.notify()
         return self._round
+
+    def _may_enter(self, key: Hashable) -> bool:
+        return isinstance(key, Claim) and self._require_round().refusal(key) is None
 
     def _tidy(self, contributions: list[Path]) -> None:
         """Remove files that no longer count; what cannot be removed is removed at the next start."""
         with contextlib.suppress(OSError):
             for path in contributions:
                 path.unlink(missing_ok=True)
-            prune_generations(self._directory)
+            prune_generations(self._directory, num_kept=self._num_kept)
 
     async def _initialize(self, manifest: Manifest, parameters: Tensor) -> None:
         outcome = Outcome(outer_lr=self._settings.outer_lr, outer_momentum=self._settings.outer_momentum)

@@ -13,13 +13,36 @@ from diloco.synchronizer.generation import NUM_KEPT, Generation
 class Published:
     """The newest generations, and those who wait for a change."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, num_kept: int = NUM_KEPT) -> None:
+        self._num_kept = num_kept
         self._generations: dict[int, Generation] = {}
         self._changed = asyncio.Event()
 
     @property
     def newest(self) -> Generation | None:
         return self._generations[max(self._generations)] if self._generations else None
+
+    @property
+    def versions(self) -> frozenset[int]:
+        return frozenset(self._generations)
+
+    @property
+    def depth(self) -> int:
+        """How many versions back from the newest the parameters are there without a gap."""
+        version = newest = max(self._generations)
+        while version - 1 in self._generations:
+            version -= 1
+        return newest - version
+
+    def merged_version(self, slot: int) -> int:
+        """Version that the slot's last contribution was merged into, of those that are kept; 0 when it is in none."""
+        return max((v for v, kept in self._generations.items() if slot in kept.outcome.applied), default=0)
+
+    def version_with(self, slot: int, digest: bytes, *, after: int) -> int | None:
+        """Version newer than ``after`` that this very contribution made; None when there is none."""
+        made = digest.hex()
+        found = (v for v, kept in self._generations.items() if v > after and kept.outcome.applied.get(slot) == made)
+        return min(found, default=None)
 
     def get(self, version: int | None) -> Generation:
         """The generation of that version, or the newest."""
@@ -39,11 +62,10 @@ class Published:
         return self._generations[version]
 
     def add(self, generation: Generation) -> None:
-        """Let everybody have the generation; it is on disk."""
+        """Let everybody have the generation, which is on disk; `notify` then tells them."""
         self._generations[generation.version] = generation
-        for version in sorted(self._generations)[:-NUM_KEPT]:
+        for version in sorted(self._generations)[: -self._num_kept]:
             del self._generations[version]
-        self.notify()
 
     def notify(self) -> None:
         """Wake everyone who waits for a change."""

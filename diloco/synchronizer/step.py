@@ -1,4 +1,14 @@
-"""One outer step as a unit of work for a thread: contributions in, the next generation on disk out."""
+"""One outer step as a unit of work for a thread: contributions in, the next generation on disk out.
+
+With t[i] the tokens, w(s[i]) the staleness weight (`rounds.staleness_weight`) and d[i] = b[i] - l[i] the
+pseudo-gradient of contribution i against the parameters b[i] that its island started from, the step is that of
+`diloco.outer` on
+
+    delta = sum(t[i] * w(s[i]) * d[i]) / sum(t[i])
+
+which is its mean when nothing is stale. Like in buffered asynchronous aggregation (arXiv 2106.06639) the sum below has
+no w: what staleness takes from a contribution is not given to the others.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +16,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from diloco.outer import Contribution, OuterOptimizer, Proposal
 from diloco.synchronizer.contribution import Accepted
 from diloco.synchronizer.generation import Generation, Outcome, write_generation
+from diloco.synchronizer.grace import Arrivals
 from diloco.synchronizer.storage import Disk
 from diloco.synchronizer.upload import distance_between, require_finite
 from service.errors import InputError
@@ -16,6 +30,39 @@ from service.errors import InputError
 
 class NonFiniteStepError(InputError):
     """Finite contributions whose outer step overflows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """A contribution as it goes into a step."""
+
+    accepted: Accepted
+    base: Generation
+    """The global parameters that it was computed against."""
+    weight: float
+    """Against a fresh one of as many tokens."""
+
+    def contribution(self, current: Tensor) -> Contribution:
+        """The local parameters, in the place where their pseudo-gradient puts them against the current globals.
+
+        With g the current parameters, b those that the island started from, l its local ones and w the weight, that is
+        g - w * (b - l). A fresh contribution is l itself, mapped from its file; a stale one takes memory of its own.
+        """
+        local, tokens = self.accepted.local(), self.accepted.claim.tokens
+        if self.accepted.staleness == 0:
+            return Contribution(local=local, tokens=tokens)
+        moved = torch.sub(local, self.base.parameters())
+        return Contribution(local=moved.mul_(self.weight).add_(current), tokens=tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """What goes into one outer step, and what the generation remembers beside its parameters."""
+
+    base: Generation
+    shares: Mapping[int, Share]
+    epochs: Mapping[int, int]
+    arrivals: tuple[Arrivals, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,29 +74,28 @@ class Step:
     tokens: int
     dropped: tuple[int, ...]
     """Slots whose contributions were left out, as the step overflowed with them."""
+    stale: tuple[int, ...]
+    """Slots whose contributions were against older parameters."""
 
 
-def take_step(
-    disk: Disk,
-    outer: OuterOptimizer,
-    base: Generation,
-    accepted: Mapping[int, Accepted],
-    epochs: Mapping[int, int],
-) -> Step:
+def take_step(disk: Disk, outer: OuterOptimizer, plan: StepPlan) -> Step:
     """Compute the step and write the generation. The optimizer's state is as before until the caller commits it.
 
     Raises:
         NonFiniteStepError: the result holds NaN or infinity.
         UnavailableError: it cannot be written now.
     """
-    contributions = {slot: Contribution(local=a.local(), tokens=a.claim.tokens) for slot, a in accepted.items()}
+    accepted = {slot: share.accepted for slot, share in plan.shares.items()}
+    contributions = {slot: share.contribution(outer.parameters) for slot, share in plan.shares.items()}
     proposal, slots = finite_proposal(outer, contributions)
     outcome = Outcome(
         applied={slot: accepted[slot].digest.hex() for slot in slots},
-        epochs=epochs,
+        epochs=plan.epochs,
+        arrivals=plan.arrivals,
         outer_lr=outer.lr,
         outer_momentum=outer.mu,
     )
+    base = plan.base
     with disk.writing():
         generation = write_generation(
             disk.directory, base.version + 1, base.manifest, proposal.parameters, proposal.momentum, outcome=outcome
@@ -59,6 +105,7 @@ def take_step(
         pseudo_gradient_norm=proposal.pseudo_gradient_norm,
         tokens=sum(contributions[slot].tokens for slot in slots),
         dropped=tuple(sorted(contributions.keys() - set(slots))),
+        stale=tuple(slot for slot in slots if accepted[slot].staleness),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -132,9 +132,10 @@ class Uploads:
             if other.epoch < name.epoch:
                 self.discard(other)
 
-    def discard_all(self) -> None:
-        for name in list(self._by_name):
-            self.discard(name)
+    def discard_unless(self, keep: Callable[[Hashable], bool]) -> None:
+        for name, (key, _) in list(self._by_name.items()):
+            if not keep(key):
+                self.discard(name)
 
     def _of(self, owner: str) -> list[Name]:
         return [name for name in self._by_name if name.owner == owner]

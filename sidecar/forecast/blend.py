@@ -39,13 +39,13 @@ class Blend:
         "_offset",
         "_overlap",
         "_own_means",
-        "_penalties",
         "_scales",
         "_shift",
         "best",
         "mean",
         "means",
         "num",
+        "penalties",
         "sxx",
         "sxy",
         "syy",
@@ -58,7 +58,8 @@ class Blend:
         ``own_means``: forecasts are compared about their own means and not that of the outcomes, so that a bias does
         not count against a model; for `average` alone.
         """
-        self._penalties = list(penalties)
+        self.penalties = list(penalties)
+        """Of each model, in nats; they may change while the list keeps its length."""
         self._discount = discount
         self._overlap = overlap
         self._own_means = own_means
@@ -108,10 +109,10 @@ class Blend:
         A new one begins with the record of the best, to be proved or not; all records fade, so that what it does soon
         outweighs what it never did.
         """
-        num_new, best = len(penalties) - len(self._penalties), self.best
+        num_new, best = len(penalties) - len(self.penalties), self.best
         if num_new > 0:
             self._fade(NEW_MODEL_FADE)
-        self._penalties = list(penalties)
+        self.penalties = list(penalties)
         self.sxx = self.sxx[: len(penalties)] + [self.sxx[best]] * num_new
         self.sxy = self.sxy[: len(penalties)] + [self.sxy[best]] * num_new
         self.means = self.means[: len(penalties)] + [self.means[best]] * num_new
@@ -146,7 +147,7 @@ class Blend:
         floor = 1e-9 * syy + 1e-12
         evidence = -0.5 * SHARPNESS * self.num / self._overlap
         slopes, scores = [], []
-        for sxx, sxy, penalty in zip(self.sxx, self.sxy, self._penalties, strict=True):
+        for sxx, sxy, penalty in zip(self.sxx, self.sxy, self.penalties, strict=True):
             slope = (sxy + prior) / (sxx + prior)
             slope = 0.0 if slope < 0.0 else 1.0 if slope > 1.0 else slope
             slopes.append(slope)

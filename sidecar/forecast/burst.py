@@ -8,9 +8,13 @@ that is under one arrival it is one. For each horizon
     P(burst) = 1 / (1 + exp(-(c_0 + c_1·(s - m)/d)))
 
 The weights are those of a `Blend` for the root of the mean rate over the next h seconds: the root makes the noise of
-counts the same at every level. m and d, mean and deviation of s, are fixed after `SETTLE_TICKS` (a scale that moves
-makes probabilities of different hours incomparable). c_0 and c_1 come from one Newton step per outcome on the logistic
-loss, from a stiff prior at a slope of 1 (a Laplace approximation, kept recursively).
+counts the same at every level. The penalty of the i-th level is i·`POISSON_PENALTY`/A³ with A, at least 1, the Allan
+factor of the arrivals (`sidecar.forecast.dispersion`). While they are Poisson, what looks like a rise is noise and the
+smoothest level knows best, long before the errors a minute ahead can tell; on bursts these errors alone count.
+
+m and d, mean and deviation of s, are fixed after `SETTLE_TICKS` (a scale that moves makes probabilities of different
+hours incomparable). c_0 and c_1 come from one Newton step per outcome on the logistic loss, from a stiff prior at a
+slope of 1 (a Laplace approximation, kept recursively).
 """
 
 from __future__ import annotations
@@ -26,10 +30,10 @@ from sidecar.forecast.experts import ALPHAS
 from sidecar.forecast.percentile import Percentile
 
 BURST_PROBABILITY = 0.9
-PENALTIES = tuple(float(i) for i in range(len(ALPHAS)))
-SHORT_S, SHORT_SCALE = 5.0, 4.0
-"""Up to this horizon outcomes are many, and stiffer weights only shed noise: at 5 s, 0.007 of area under the curve on
-drifting near-Poisson traffic, and nothing lost on bursts. At 15 s the same would cost 0.04 on recorded bursts."""
+POISSON_PENALTY = 16.0
+"""In nats, for each doubling of the smoothing factor, while arrivals are Poisson. With 1 at all times, fast levels took
+0.008 of area under the curve 15 s ahead on drifting near-Poisson traffic, and slow ones 0.05 a minute ahead on on/off
+traffic; half or twice of 16, or the square of A, move neither by more than 0.004."""
 SEASONAL_PENALTY = 1.0
 DISCOUNT = 0.9999
 """Per tick: about the last three hours at one tick per second."""
@@ -64,8 +68,10 @@ class BurstTrack:
         self.horizon_s = horizon_s
         self.cadence = Cadence(horizon_s, tick_s=tick_s, per_horizon=PER_HORIZON)
         self._discount = self.cadence.discount(DISCOUNT)
-        self.penalties = tuple(p * (SHORT_SCALE if horizon_s <= SHORT_S else 1.0) for p in PENALTIES)
-        self.blend = Blend(self.penalties, discount=self._discount, overlap=self.cadence.overlap, own_means=True)
+        self._penalties: Sequence[float] = penalties(1.0)
+        self.blend = Blend(
+            self._penalties[: len(ALPHAS)], discount=self._discount, overlap=self.cadence.overlap, own_means=True
+        )
         self.level = Percentile(BURST_PROBABILITY, discount=self._discount)
         self.pending: deque[Pending] = deque(maxlen=MAX_PENDING)
         self.num_outcomes = 0
@@ -78,6 +84,11 @@ class BurstTrack:
     def burst_level(self) -> float:
         return max(self.level.value or 0.0, 1.0)
 
+    def expect(self, prior: Sequence[float]) -> None:
+        """Weigh the models with these `penalties` from now on."""
+        self._penalties = prior
+        self.blend.penalties = list(prior[: len(self.blend.weights)])
+
     def with_seasonal(self, roots: list[float], seasonal_mean: float | None) -> list[float]:
         """The roots that the blend weighs: those of the levels, and of a seasonal forecast while there is one."""
         if seasonal_mean is None:
@@ -88,9 +99,12 @@ class BurstTrack:
         """Begin a sum at ``now_s``, when ``arrivals`` had come in all."""
         self.cadence.take_turn(now_s)
         if len(roots) != len(self.blend.weights):
-            known = self.penalties if len(roots) == len(PENALTIES) else (*self.penalties, SEASONAL_PENALTY)
-            self.blend.resize(known)
+            self.set_models(len(roots))
         self.pending.append(Pending(now_s + self.horizon_s, arrivals, roots, self.blend.average(roots)))
+
+    def set_models(self, num_models: int) -> None:
+        """The seasonal model came or went."""
+        self.blend.resize(self._penalties[:num_models])
 
     def learn(self, pending: Pending, arrivals: float) -> None:
         """``arrivals`` came within the horizon of what was ``pending``."""
@@ -130,6 +144,12 @@ class BurstTrack:
         self.intercept += error * (c - b * x) / determinant
         # Less traffic never makes a burst more probable: a slope under 0 is noise of few outcomes.
         self.slope = max(self.slope + error * (a * x - b) / determinant, 0.05)
+
+
+def penalties(allan: float) -> tuple[float, ...]:
+    """Of the models, in nats, the seasonal one last, when arrivals have this Allan factor."""
+    per_doubling = POISSON_PENALTY / max(allan, 1.0) ** 3
+    return (*(per_doubling * i for i in range(len(ALPHAS))), SEASONAL_PENALTY)
 
 
 def logistic(x: float) -> float:

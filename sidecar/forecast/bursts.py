@@ -14,10 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from sidecar.forecast.burst import BurstForecast, BurstTrack
+from sidecar.forecast.burst import BurstForecast, BurstTrack, penalties
+from sidecar.forecast.dispersion import Dispersion
 from sidecar.forecast.experts import ALPHAS
 from sidecar.forecast.smoothing import decays, whole
-from sidecar.forecast.state import BurstState, load_burst, save_burst
+from sidecar.forecast.state import BurstState, check_burst, load_burst, save_burst
 
 GAP_S = 60.0
 
@@ -36,6 +37,7 @@ class BurstForecaster:
         self._tick_s = tick_s
         self.tracks = tuple(BurstTrack(horizon_s, tick_s=tick_s) for horizon_s in horizons_s)
         self.levels: list[float] = []
+        self.dispersion = Dispersion()
         self._arrivals = 0.0
         self._last_s: float | None = None
         self._age_s = 0.0
@@ -57,7 +59,10 @@ class BurstForecaster:
         self.levels = [
             level + weight * (rate_per_s - level) for weight, level in zip(weights, self.levels, strict=True)
         ]
-        self._arrivals += rate_per_s * interval_s
+        arrivals = rate_per_s * interval_s
+        self._arrivals += arrivals
+        if self.dispersion.add(arrivals, interval_s=interval_s):
+            self._expect()
         self._last_s = now_s
         roots = [math.sqrt(level) for level in self.levels]
         for track in self.tracks:
@@ -80,7 +85,7 @@ class BurstForecaster:
 
     def export(self) -> BurstState:
         """All that was learned; sums under way are not part of it."""
-        return save_burst(self.tracks, tick_s=self._tick_s, levels=self.levels)
+        return save_burst(self.tracks, tick_s=self._tick_s, levels=self.levels, dispersion=self.dispersion)
 
     def restore(self, state: BurstState, *, age_s: float) -> None:
         """Take over what an earlier process learned until ``age_s`` ago.
@@ -88,7 +93,10 @@ class BurstForecaster:
         Raises:
             ValueError: it was learned with other models, horizons or ticks.
         """
-        load_burst(state, self.tracks, tick_s=self._tick_s)
+        check_burst(state, self.tracks, tick_s=self._tick_s)
+        self.dispersion = Dispersion(squares=state.dispersion.squares, arrivals=state.dispersion.arrivals)
+        self._expect()
+        load_burst(state, self.tracks)
         self.levels = list(state.levels)
         self._age_s = max(age_s, 0.0)
         self._last_s = None
@@ -96,5 +104,11 @@ class BurstForecaster:
     def _restart(self, rate_per_s: float, *, far: bool) -> None:
         if far or not self.levels:
             self.levels = [rate_per_s] * len(ALPHAS)
+        self.dispersion.restart()
         for track in self.tracks:
             track.pending.clear()
+
+    def _expect(self) -> None:
+        prior = penalties(self.dispersion.allan)
+        for track in self.tracks:
+            track.expect(prior)

@@ -13,7 +13,8 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from sidecar.forecast.blend import Blend
-from sidecar.forecast.burst import SEASONAL_PENALTY, BurstTrack
+from sidecar.forecast.burst import BurstTrack
+from sidecar.forecast.dispersion import Dispersion
 from sidecar.forecast.experts import ALPHAS, PENALTIES, SEASONALS, Experts
 from sidecar.forecast.percentile import NUM_BUCKETS
 from sidecar.forecast.residuals import MAX_RESIDUALS, PROBABILITIES
@@ -142,18 +143,32 @@ class BurstTrackState(Document):
     precision: tuple[float, float, float]
 
 
+class DispersionState(Document):
+    squares: float = Field(ge=0)
+    arrivals: float = Field(ge=0)
+
+    @classmethod
+    def of(cls, dispersion: Dispersion) -> Self:
+        return cls(squares=dispersion.squares, arrivals=dispersion.arrivals)
+
+
 class BurstState(Document):
     """`BurstForecaster.export`."""
 
     tick_s: float = Field(gt=0)
     levels: list[float]
+    dispersion: DispersionState = DispersionState(squares=0.0, arrivals=0.0)
+    """Files from before it was kept do not say: it is known again after a few windows."""
     tracks: list[BurstTrackState]
 
 
-def save_burst(tracks: Sequence[BurstTrack], *, tick_s: float, levels: Sequence[float]) -> BurstState:
+def save_burst(
+    tracks: Sequence[BurstTrack], *, tick_s: float, levels: Sequence[float], dispersion: Dispersion
+) -> BurstState:
     return BurstState(
         tick_s=tick_s,
         levels=list(levels),
+        dispersion=DispersionState.of(dispersion),
         tracks=[
             BurstTrackState(
                 horizon_s=track.horizon_s,
@@ -171,8 +186,8 @@ def save_burst(tracks: Sequence[BurstTrack], *, tick_s: float, levels: Sequence[
     )
 
 
-def load_burst(state: BurstState, tracks: Sequence[BurstTrack], *, tick_s: float) -> None:
-    """Put ``state`` into fresh tracks, or raise ValueError and change nothing."""
+def check_burst(state: BurstState, tracks: Sequence[BurstTrack], *, tick_s: float) -> None:
+    """Raise ValueError when ``state`` is not about such ``tracks``."""
     if state.tick_s != tick_s:
         raise ValueError(f"tick_s is {state.tick_s:g}, here it is {tick_s:g}")
     if [t.horizon_s for t in state.tracks] != [t.horizon_s for t in tracks]:
@@ -183,9 +198,12 @@ def load_burst(state: BurstState, tracks: Sequence[BurstTrack], *, tick_s: float
         saved.blend.check(len(ALPHAS) + (len(saved.blend.sxx) > len(ALPHAS)))
         if any(not 0 <= bucket < NUM_BUCKETS or count < 0 for bucket, count in saved.counts.items()):
             raise ValueError("counts are not those of a percentile")
+
+
+def load_burst(state: BurstState, tracks: Sequence[BurstTrack]) -> None:
+    """Put ``state``, which was checked, into fresh tracks."""
     for track, saved in zip(tracks, state.tracks, strict=True):
-        if len(saved.blend.sxx) > len(ALPHAS):
-            track.blend.resize((*track.penalties, SEASONAL_PENALTY))
+        track.set_models(len(saved.blend.sxx))
         saved.blend.load(track.blend)
         track.level.load(saved.counts)
         track.num_outcomes = saved.num_outcomes

@@ -12,6 +12,7 @@ import json
 import math
 import random
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,18 +40,25 @@ class Connection:
             TimeoutError: no answer in time.
         """
         async with asyncio.timeout(ANSWER_DEADLINE_S):
-            if self._writer is None:
-                self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
-            assert self._reader is not None
-            head = f"{method} {path} HTTP/1.1\r\nHost: c\r\nContent-Length: {len(body)}\r\n"
-            kind = "Content-Type: application/json\r\n" if body else ""
-            try:
-                self._writer.write(f"{head}{kind}\r\n".encode() + body)
-                await self._writer.drain()
-                return await self._answer(self._reader)
-            except (OSError, asyncio.IncompleteReadError, TimeoutError):
-                self.close()
-                raise
+            if self._writer is not None:
+                # A server ends a connection that was idle for long just when it is used again.
+                with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                    return await self._ask(method, path, body)
+            return await self._ask(method, path, body)
+
+    async def _ask(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        if self._writer is None:
+            self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
+        assert self._reader is not None
+        head = f"{method} {path} HTTP/1.1\r\nHost: c\r\nContent-Length: {len(body)}\r\n"
+        kind = "Content-Type: application/json\r\n" if body else ""
+        try:
+            self._writer.write(f"{head}{kind}\r\n".encode() + body)
+            await self._writer.drain()
+            return await self._answer(self._reader)
+        except (OSError, asyncio.IncompleteReadError, TimeoutError):
+            self.close()
+            raise
 
     async def _answer(self, reader: asyncio.StreamReader) -> tuple[int, bytes]:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -63,6 +71,13 @@ class Connection:
             self._writer.close()
         self._reader = self._writer = None
 
+    async def finish(self) -> None:
+        writer = self._writer
+        self.close()
+        if writer is not None:
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
 
 @dataclass(slots=True)
 class Seen:
@@ -70,6 +85,7 @@ class Seen:
 
     samples_sent: int = 0
     samples_accepted: int = 0
+    refusals: Counter[str] = field(default_factory=Counter)
     pushes_failed: int = 0
     push_s: list[float] = field(default_factory=list)
     beats: int = 0
@@ -149,7 +165,8 @@ async def relay(connection: Connection, bodies: list[tuple[bytes, bytes]], seen:
         stamp = f"{time.time():.6f}".encode()
         body = b'{"samples": [' + b", ".join(before + stamp + after for before, after in bodies) + b"]}"
         seen.samples_sent += len(bodies)
-        seen.samples_accepted += await _push(connection, body, seen, end_s)
+        accepted = await _push(connection, body, seen, end_s)
+        seen.samples_accepted += accepted
         due_s = max(due_s + PUSH_PERIOD_S, time.monotonic())
 
 
@@ -160,7 +177,9 @@ async def _push(connection: Connection, body: bytes, seen: Seen, end_s: float) -
             status, answer = await connection.ask("POST", "/v1/samples", body)
             if status == 200:
                 seen.push_s.append(time.monotonic() - began_s)
-                return int(json.loads(answer)["accepted"])
+                receipt = json.loads(answer)
+                seen.refusals.update(refused["reason"] for refused in receipt["rejected"])
+                return int(receipt["accepted"])
         seen.pushes_failed += 1
         if time.monotonic() > end_s + ANSWER_DEADLINE_S:
             return 0

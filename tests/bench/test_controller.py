@@ -37,6 +37,8 @@ CORE = 0
 TICK_LIMIT_S = 0.05
 WATCH_PERIOD_S = 5.0
 START_DEADLINE_S = 60.0
+WARM_UP_S = 15.0
+"""Until every server was heard of, and its first sample is in the journal."""
 NUM_DECISIONS = 1_000_000
 NUM_QUERIES = 200
 OPEN_FILES = 8192
@@ -123,26 +125,33 @@ async def bear(pid: int, port: int, *, seconds: float, sidecars: int, islands: i
     """Load for so many seconds, and print what was seen."""
     rng, seen = random.Random(0), Seen()
     fleet = [Island(number, number % sidecars, HOST, port) for number in range(islands)]
-    joining = Connection(HOST, port)
+    connections: list[Connection] = []
+
+    def connect() -> Connection:
+        connections.append(Connection(HOST, port))
+        return connections[-1]
+
+    joining = connect()
     for island in fleet:
         await island.join(joining)
-    joining.close()
-    end_s = time.monotonic() + seconds
+    end_s = time.monotonic() + WARM_UP_S + seconds
     jobs = [
-        relay(Connection(HOST, port), sample_bodies(first, min(PER_RELAY, sidecars - first), rng), seen, end_s)
+        relay(connect(), sample_bodies(first, min(PER_RELAY, sidecars - first), rng), seen, end_s)
         for first in range(0, sidecars, PER_RELAY)
     ]
     for island in fleet:
-        jobs += [island.beat_until(Connection(HOST, port), seen, end_s)]
-        jobs += [island.poll_until(Connection(HOST, port), seen, end_s)]
+        jobs += [island.beat_until(connect(), seen, end_s)]
+        jobs += [island.poll_until(connect(), seen, end_s)]
     memory_mb: list[float] = []
     jobs.append(_watch(pid, memory_mb, end_s))
     async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=60, trust_env=False) as http:
-        before, used_s = read_metrics((await http.get("/metrics")).text), cpu_s(pid)
         async with asyncio.TaskGroup() as tasks:
             for job in jobs:
                 tasks.create_task(job)
+            await asyncio.sleep(WARM_UP_S)
+            before, used_s = read_metrics((await http.get("/metrics")).text), cpu_s(pid)
         after, used_s = read_metrics((await http.get("/metrics")).text), cpu_s(pid) - used_s
+    await asyncio.gather(*(connection.finish() for connection in connections))
     _report(seen, before, after, memory_mb, busy=used_s / seconds)
 
 
@@ -162,7 +171,8 @@ def _report(seen: Seen, before: Reading, after: Reading, memory_mb: list[float],
     print(
         f"ticks      {ticks:.0f}: {within / ticks:.2%} within 50 ms, p50 {p50_s * 1e3:.1f} ms, p99 {p99_s * 1e3:.1f} ms"
     )
-    print(f"samples    {seen.samples_sent} sent, {seen.samples_accepted} accepted, {dropped:.0f} rows dropped")
+    lost = f"{sum(seen.refusals.values())} refused, {dropped:.0f} rows dropped"
+    print(f"samples    {seen.samples_sent} sent, {seen.samples_accepted} accepted, {lost}")
     print(f"pushes     {len(seen.push_s)}: {spread_ms(seen.push_s)}; {seen.pushes_failed} failed")
     print(f"directives {len(seen.directive_s)}: {spread_ms(seen.directive_s)}; {seen.polls_failed} polls failed")
     print(f"heartbeats {seen.beats}, {seen.beats_failed} failed")

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from fastapi import FastAPI
 from pydantic import BaseModel
 
 from controller.app import build_controller_app
 from controller.clock import Clock
 from controller.config import ControllerSettings
 from controller.core import Controller
+from controller.headroom import CostSource
+from controller.loop import Loop
 from controller.schema import AgentLease, AgentRegistration, Heartbeat, HeartbeatReply
 from diloco.schema import Progress, SyncOutcome, SyncReport
 
@@ -85,9 +88,10 @@ def make_settings(journal: Path, **values: Any) -> ControllerSettings:
 class Client:
     """One agent's, sidecar's and operator's view of a controller in this process."""
 
-    def __init__(self, http: httpx.AsyncClient, controller: Controller) -> None:
+    def __init__(self, http: httpx.AsyncClient, controller: Controller, loop: Loop) -> None:
         self.http = http
         self.controller = controller
+        self.loop = loop
 
     async def register(self, agent_id: str = "island-0", instance: str = "first", **fields: Any) -> AgentLease:
         body = registration(agent_id, instance, **fields)
@@ -125,19 +129,29 @@ class Client:
 
 
 @asynccontextmanager
-async def running(settings: ControllerSettings, clock: Clock) -> AsyncIterator[Client]:
-    app = build_controller_app(settings, clock=clock)
+async def running(settings: ControllerSettings, clock: Clock, costs: CostSource | None = None) -> AsyncIterator[Client]:
+    async with running_app(build_controller_app(settings, clock=clock, costs=costs)) as client:
+        yield client
+
+
+@asynccontextmanager
+async def running_app(app: FastAPI) -> AsyncIterator[Client]:
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://controller") as http:
-            yield Client(http, app.state.controller)
+            yield Client(http, app.state.controller, app.state.loop)
 
 
-def play(settings: ControllerSettings, clock: Clock, body: Callable[[Client], Awaitable[None]]) -> None:
+def play(
+    settings: ControllerSettings,
+    clock: Clock,
+    body: Callable[[Client], Awaitable[None]],
+    costs: CostSource | None = None,
+) -> None:
     """Run ``body`` against a controller in this process."""
 
     async def main() -> None:
-        async with running(settings, clock) as client:
+        async with running(settings, clock, costs) as client:
             await body(client)
 
     asyncio.run(main())

@@ -67,6 +67,8 @@ def test_ordinary_reports_pass() -> None:
         ({"syncs": [report(tokens=10**12)]}, "syncs.0.tokens"),
         ({"syncs": [report(bytes_pushed=10**18 + 1)]}, "syncs.0.bytes_pushed"),
         ({"syncs": [report(update_norm=1e31)]}, "syncs.0.update_norm"),
+        ({"syncs": [report(5, staleness=60)]}, "syncs.0.staleness"),
+        ({"syncs": [report(5, blocked_s=1e9)]}, "syncs.0.blocked_s"),
     ],
 )
 def test_nonsense_is_refused_by_field(fields: dict[str, Any], field: str) -> None:

@@ -9,98 +9,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from controller.schema import Heartbeat
-from tests.controller.helpers import progress, registration, report, sample
+from tests.controller.helpers import progress, report, sample
+from tests.controller.processes import DEADLINE_S, controller, eventually
 
 pytestmark = pytest.mark.integration
-
-DEADLINE_S = 20.0
-
-
-@dataclass
-class Process:
-    """A running controller."""
-
-    child: subprocess.Popen[str]
-    http: httpx.Client
-    epoch: int = 0
-    """Of the last registration."""
-
-    def register(self, agent_id: str = "island-0", instance: str = "first") -> dict[str, Any]:
-        body = registration(agent_id, instance).model_dump(mode="json")
-        lease = dict(self.http.post("/v1/agents", json=body).raise_for_status().json())
-        self.epoch = lease["epoch"]
-        return lease
-
-    def beat(self, **fields: Any) -> dict[str, Any]:
-        beat = Heartbeat(instance="first", epoch=self.epoch, t_s=time.time(), **fields).model_dump(mode="json")
-        return dict(self.http.post("/v1/agents/island-0/heartbeat", json=beat).raise_for_status().json())
-
-    def directives(self, *, after: int, wait_s: float = 10) -> dict[str, Any]:
-        query: dict[str, str | float] = {"instance": "first", "after": after, "wait_s": wait_s}
-        return dict(self.http.get("/v1/agents/island-0/directives", params=query).raise_for_status().json())
-
-
-@contextmanager
-def controller(folder: Path, *options: str) -> Iterator[Process]:
-    base = ["--port", "0", "--journal", str(folder / "journal.sqlite"), "--num-slots", "1", "--min-h", "2"]
-    rule = ["--policy", "fixed_h", "--policy-params", "h=10", "--tick-s", "0.05", "--max-h", "100"]
-    command = [sys.executable, "-m", "wadiloco", "controller", *base, *rule, *options]
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        url = _url(child)
-        with httpx.Client(base_url=url, timeout=DEADLINE_S, trust_env=False) as http:
-            eventually(lambda: _is_alive(http), "an answer")
-            yield Process(child, http)
-    finally:
-        child.kill()
-        child.wait(DEADLINE_S)
-        if child.stderr is not None:
-            child.stderr.close()
-
-
-def _is_alive(http: httpx.Client) -> bool:
-    try:
-        return http.get("/healthz").status_code == 200
-    except httpx.ConnectError:
-        return False  # The port is logged a moment before it listens.
-
-
-def _url(child: subprocess.Popen[str]) -> str:
-    assert child.stderr is not None
-    lines = []
-    for line in child.stderr:
-        lines.append(line)
-        found = re.search(r"listening service=controller url=(\S+)", line)
-        if found:
-            threading.Thread(target=_drain, args=(child.stderr,), daemon=True).start()
-            return found[1]
-    raise AssertionError("".join(lines))
-
-
-def _drain(stream: Any) -> None:
-    """A full pipe would stop the process."""
-    try:
-        for _ in stream:
-            pass
-    except ValueError:
-        pass  # Closed by the test.
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"{what} did not come true"
-        time.sleep(0.02)
 
 
 def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
@@ -203,10 +120,10 @@ def test_a_disk_that_is_full_at_the_start_ends_it_with_one_message(tmp_path: Pat
     assert "has space" in ended.stderr
 
 
-def test_it_starts_without_torch_and_numpy() -> None:
+def test_with_a_file_it_starts_without_torch_numpy_and_what_postgresql_needs() -> None:
     code = (
         "import sys\n"
-        "for name in ('torch', 'numpy'): sys.modules[name] = None\n"
+        "for name in ('torch', 'numpy', 'sqlalchemy', 'psycopg'): sys.modules[name] = None\n"
         "from wadiloco import main\n"
         "raise SystemExit(main(['controller', '--print-config']))\n"
     )
@@ -214,8 +131,23 @@ def test_it_starts_without_torch_and_numpy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
     assert ended.returncode == 0, ended.stderr
-    probe = "import controller.main, sys; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    probe = "import controller.main, sys; print(sorted({'torch', 'numpy', 'sqlalchemy', 'psycopg'} & set(sys.modules)))"
     ended = subprocess.run(
         [sys.executable, "-c", probe], capture_output=True, text=True, timeout=DEADLINE_S, check=True
     )
     assert ended.stdout.strip() == "[]"
+
+
+def test_without_the_packages_for_postgresql_the_extra_is_named() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['sqlalchemy'] = None\n"
+        "from wadiloco import main\n"
+        "raise SystemExit(main(['controller', '--journal', 'postgresql://user:hush@127.0.0.1/run']))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert ended.returncode == 3
+    assert "pip install 'wadiloco[postgres]'" in ended.stderr
+    assert "hush" not in ended.stderr

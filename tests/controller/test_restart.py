@@ -7,8 +7,21 @@ from pathlib import Path
 import pytest
 
 from controller.app import build_controller_app
+from controller.journal_file import JournalReader
 from service.errors import ConfigError
-from tests.controller.helpers import EPOCH_0, START_S, Client, ManualClock, make_settings, play, progress, report
+from sidecar.schema import LoadSample
+from tests.controller.helpers import (
+    EPOCH_0,
+    START_S,
+    Client,
+    ManualClock,
+    make_settings,
+    play,
+    progress,
+    report,
+    sample,
+    until,
+)
 
 
 def test_a_restart_restores_registry_rounds_budget_policy_and_the_open_round(tmp_path: Path) -> None:
@@ -88,3 +101,49 @@ def test_a_journal_of_another_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="belongs to run one"):
         build_controller_app(make_settings(tmp_path, run_id="two"))
     play(make_settings(tmp_path), ManualClock(), nothing)
+
+
+def test_samples_are_thinned_in_the_log_and_the_newest_of_each_server_is_kept(tmp_path: Path) -> None:
+    clock = ManualClock()
+    settings = make_settings(tmp_path, journal_samples_every_s=10)
+
+    async def push(client: Client) -> None:
+        for _ in range(25):
+            await client.http.post("/v1/samples", json={"samples": [sample(t_s=clock.now_s)]})
+            clock.advance(1)
+
+    play(settings, clock, push)
+    reader = JournalReader(tmp_path / "journal.sqlite")
+    assert [one.t_s - START_S for one in reader.samples()] == [0, 10, 20]
+    assert [one.t_s - START_S for one in reader.values("servers", LoadSample)] == [24]
+
+
+def test_what_is_old_leaves_the_journal_each_kind_in_its_time(tmp_path: Path) -> None:
+    clock = ManualClock()
+    settings = make_settings(tmp_path, retention_s=4 * 3600, samples_retention_s=2 * 3600, tick_s=0.02)
+
+    async def age(client: Client) -> None:
+        early = [sample("gone", clock.now_s), sample("gone-too", clock.now_s)]
+        await client.http.post("/v1/samples", json={"samples": early})
+
+        async def decided() -> bool:
+            return bool((await client.get("/v1/decisions"))["decisions"])
+
+        await until(decided, "a decision")
+        reader = client.controller.state.reader
+        # The newest row of a log stays, however old.
+        for hours, num_samples, has_first in ((1, 2, True), (2, 1, True), (2, 1, False)):
+            clock.advance(hours * 3600)
+
+            async def pruned(num: int = num_samples, first: bool = has_first) -> bool:
+                samples = list(reader.samples())
+                decisions = reader.decisions(since=0, limit=1)
+                return len(samples) == num and (decisions[0].t_s < START_S + 1) is first
+
+            await until(pruned, f"the state after {hours} more hours")
+        assert reader.values("servers", LoadSample) == []
+        assert await client.metric('wadiloco_controller_journal_pruned_rows_total{table="samples"}') == 1
+        assert (await client.metric("wadiloco_controller_journal_size_bytes") or 0) > 0
+        assert await client.metric("wadiloco_controller_leading") == 1
+
+    play(settings, clock, age)

@@ -80,6 +80,48 @@ def test_a_silent_island_is_waited_for_until_the_deadline() -> None:
     assert len(book.settle(BOTH, START_S + 63)) == 1
 
 
+def test_with_a_quorum_an_island_that_hangs_holds_up_nobody() -> None:
+    book = make()
+    entry = book.direct(
+        0,
+        decision_id=7,
+        policy="fixed_h",
+        reason="fixed_h_reached",
+        slots=(0, 1),
+        now_s=START_S,
+        deadline_s=START_S + 60,
+        quorum=1,
+    )
+    assert book.settle(BOTH, START_S + 10) == []
+    absorb(book, 0, report())
+    assert book.settle(BOTH, START_S + 4.9) == []
+    (closed,) = book.settle(BOTH, START_S + 5)
+    assert (closed.id, outcome_of(closed)) == (entry.id, RoundOutcome.PARTIAL)
+    absorb(book, 1, report(outcome=SyncOutcome.STALE))
+    record = book.entries[0].to_record()
+    assert (record.slots_applied, record.slots_late, record.slots_stale) == ((0,), (1,), (1,))
+
+
+def test_slots_join_the_round_that_they_are_told_to_come_to() -> None:
+    book = make()
+    entry = direct(book)
+    assert entry.told == {0, 1}
+    later = book.direct(
+        1,
+        decision_id=8,
+        policy="fixed_h",
+        reason="fixed_h_reached",
+        slots=(0, 1, 2),
+        now_s=START_S,
+        deadline_s=START_S + 60,
+        directed=(1,),
+    )
+    assert later.told == {1}
+    assert book.join(later, [2]).told == {1, 2}
+    again = RoundBook(MemoryStore(), book.entries, num_applied=0, report_grace_s=3.0)
+    assert again.entries[-1].told == {1, 2}
+
+
 def test_a_round_that_failed_costs_nothing_and_is_tried_again_later() -> None:
     book = make()
     direct(book)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from controller.samples import FORGET_AFTER_S, SampleBook, SampleOutcome
+from controller.samples import FORGET_AFTER_S, SampleBook, SampleLog, SampleOutcome
+from sidecar.schema import LoadSample
 from tests.controller.helpers import START_S, sample
 
 
@@ -44,7 +47,7 @@ def test_duplicates_and_older_samples_change_nothing() -> None:
     samples.offer(sample(pressure_frac=0.4), START_S)
     assert samples.offer(sample(pressure_frac=0.9), START_S).outcome is SampleOutcome.DUPLICATE
     assert samples.offer(sample(t_s=START_S - 1), START_S).outcome is SampleOutcome.OUT_OF_ORDER
-    assert samples.views(START_S)[0].pressure_frac == 0.4
+    assert samples.views_beside([("host-a", None)], START_S)[0].pressure_frac == 0.4
 
 
 @pytest.mark.parametrize(
@@ -67,7 +70,7 @@ def test_load_is_known_while_it_is_fresh_and_the_engine_serves(
     samples = book()
     samples.offer(sample(**fields), START_S)
     now_s = START_S + age_s
-    assert samples.views(now_s)[0].pressure_frac == pressure
+    assert samples.views_beside([("host-a", None)], now_s)[0].pressure_frac == pressure
     assert samples.statuses(now_s)[0].known is (pressure is not None)
     assert samples.num_known(now_s) == ((1, 0) if pressure is not None else (0, 1))
 
@@ -79,3 +82,32 @@ def test_a_server_that_is_gone_for_good_is_forgotten() -> None:
     assert samples.num_known(START_S)[0] == 1
     samples.forget(START_S + FORGET_AFTER_S + 1)
     assert samples.num_known(START_S) == (0, 0)
+
+
+def test_the_log_gets_every_sample_unless_an_interval_is_set() -> None:
+    log = SampleLog(0.0)
+    assert all(log.is_due(LoadSample.model_validate(sample(t_s=START_S + second))) for second in (0, 0.1, 0.2))
+
+
+def test_the_log_gets_one_sample_per_server_and_interval() -> None:
+    log = SampleLog(10.0)
+    names = [f"vllm-{number}" for number in range(200)]
+    logged: dict[str, list[int]] = {name: [] for name in names}
+    for second in range(100):
+        for name in names:
+            if log.is_due(LoadSample.model_validate(sample(name, START_S + second))):
+                logged[name].append(second)
+    for first, *others in logged.values():
+        assert first == 0
+        assert 1 <= others[0] <= 10
+        assert [later - earlier for earlier, later in pairwise(others)] == [10] * (len(others) - 1)
+    # They have their turns one after another: no second writes much more than its tenth.
+    assert max(Counter(second for _, *others in logged.values() for second in others).values()) < 40
+
+
+def test_servers_that_are_silent_for_long_are_named_when_they_are_forgotten() -> None:
+    samples = book()
+    samples.offer(sample("old", START_S), START_S)
+    samples.offer(sample("young", START_S + 60), START_S + 60)
+    assert samples.forget(START_S + FORGET_AFTER_S + 1) == ["old"]
+    assert samples.forget(START_S + FORGET_AFTER_S + 1) == []

@@ -131,7 +131,7 @@ def test_a_journal_with_an_impossible_budget_falls_back_to_the_settings(
         assert (await client.get("/v1/budget"))["remaining"] == 4
 
     play(settings, ManualClock(), nothing)
-    with sqlite3.connect(settings.journal) as journal:
+    with sqlite3.connect(str(settings.journal)) as journal:
         huge = '"outer_syncs":1' + "0" * 400
         journal.execute("""UPDATE budget SET body = replace(body, '"outer_syncs":4', ?)""", (huge,))
     journal.close()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from diloco.data import TokenStream
-from diloco.exchange import Exchange
+from diloco.exchange import Exchange, Pending
 from diloco.fragment import flatten_module, unflatten_into
 from diloco.inner import InnerConfig, InnerLoop
 from diloco.island import Island
@@ -23,7 +23,7 @@ from diloco.transport import SynchronizerClient
 from service.errors import UnavailableError
 
 SIZE = 6
-PLAIN_AVERAGE = {"outer_lr": 1.0, "outer_momentum": 0.0}
+PLAIN_AVERAGE = {"outer_lr": 1.0, "outer_momentum": 0.0, "grace_max_s": 0.0}
 
 Serve = Callable[..., str]
 Connect = Callable[[str], SynchronizerClient]
@@ -198,6 +198,132 @@ def test_a_synchronizer_that_lost_its_disk_is_given_what_the_islands_share(
     assert report is not None
     assert (report.outcome, report.round) == (SyncOutcome.APPLIED, 0)
     assert torch.equal(local(member.island), torch.arange(SIZE) + 3.0)
+
+
+def overtaken(url: str, connect: Connect, **settings: Any) -> Member:
+    """An island with progress from version 0 that has not seen that version 1 is there."""
+    member = Member(connect(url))
+    train(member.island, 2.0)
+    contribute(connect(url), 10.0, round_number=0, slot=1)
+    connect(url).wait_version(0, deadline_s=soon())
+    return member
+
+
+STALE = PLAIN_AVERAGE | {"max_staleness": 2}
+
+
+def test_a_late_island_contributes_all_the_same_and_goes_on_from_the_current_parameters(
+    serve: Serve, connect: Connect, tmp_path: Path
+) -> None:
+    url = serve(tmp_path, quorum=1, **STALE)
+    member = overtaken(url, connect)
+    report = member.sync(0)
+    assert (report.outcome, report.round, report.staleness) == (SyncOutcome.STALE, 0, 1)
+    assert report.staleness_weight == pytest.approx(2**-0.5)
+    assert member.island.version == 1
+    torch.testing.assert_close(local(member.island), torch.full((SIZE,), 12.0))
+    # It trains on, and another island closes the round that its progress rides along in.
+    train(member.island, 1.0)
+    contribute(connect(url), 20.0, round_number=1, slot=1)
+    connect(url).wait_version(1, deadline_s=soon())
+    merged = (10 * 10.0 + 10 * 2**-0.5 * 2.0) / 20  # what 10 + delta comes to, above 10
+    expected = 10.0 + merged
+    report = member.sync(2)
+    assert (report.outcome, report.round, report.inner_steps) == (SyncOutcome.APPLIED, 2, 1)
+    # Version 2 and the one step that it does not have; what was merged is not added again.
+    torch.testing.assert_close(local(member.island), torch.full((SIZE,), expected + 1.0))
+
+
+def test_newer_progress_of_a_late_island_replaces_what_rides_along(
+    serve: Serve, connect: Connect, tmp_path: Path
+) -> None:
+    url = serve(tmp_path, quorum=1, **STALE)
+    member = overtaken(url, connect)
+    assert member.sync(0).outcome is SyncOutcome.STALE
+    report = member.sync(1)
+    assert (report.outcome, report.round, report.staleness, report.inner_steps) == (SyncOutcome.APPLIED, 1, 0, 1)
+    torch.testing.assert_close(local(member.island), torch.full((SIZE,), 12.0))
+    assert (member.island.version, member.island.steps_since_sync) == (2, 0)
+
+
+def test_a_late_push_whose_answer_was_lost_counts_once(serve: Serve, connect: Connect, tmp_path: Path) -> None:
+    url = serve(tmp_path, quorum=1, **STALE)
+    member = Member(LostAnswers(connect(url)._http))
+    train(member.island, 2.0)
+    contribute(connect(url), 10.0, round_number=0, slot=1)
+    connect(url).wait_version(0, deadline_s=soon())
+    assert member.sync(0).outcome is SyncOutcome.FAILED
+    contribute(connect(url), 10.0, round_number=1, slot=1)
+    connect(url).wait_version(1, deadline_s=soon())
+    g = connect(url)
+    now = torch.empty(SIZE)
+    g.pull(2, now, deadline_s=soon())
+    report = member.sync(2)
+    assert report.outcome is SyncOutcome.APPLIED
+    # Nothing was left to contribute: the lost one is in version 2.
+    assert (report.inner_steps, member.island.steps_since_sync) == (0, 0)
+    torch.testing.assert_close(local(member.island), now)
+
+
+def test_a_late_island_tells_how_late_it_is_although_it_contributes_nothing(
+    serve: Serve, connect: Connect, tmp_path: Path
+) -> None:
+    url = serve(tmp_path, quorum=1, **(PLAIN_AVERAGE | {"grace_max_s": 1000.0}))
+    member = overtaken(url, connect)
+
+    def grace_s() -> float:
+        text = connect(url)._http.get("/metrics").text
+        name = "wadiloco_synchronizer_grace_seconds"
+        return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name} "))
+
+    assert grace_s() == 1000.0
+    assert member.try_sync(0) is None
+    # The next round is alone with the one who made the last: it waits for both, and for how long is known now.
+    contribute(connect(url), 20.0, round_number=1, slot=1)
+    state = connect(url).state(deadline_s=soon()).fragments[0].open_round
+    assert state.grace_until_s is not None
+    assert state.opened_s is not None
+    assert state.grace_until_s - state.opened_s < 100.0
+
+
+def test_an_island_too_far_behind_keeps_its_progress_and_adopts(serve: Serve, connect: Connect, tmp_path: Path) -> None:
+    url = serve(tmp_path, quorum=1, **(STALE | {"max_staleness": 1}))
+    member = overtaken(url, connect)
+    contribute(connect(url), 20.0, round_number=1, slot=1)
+    connect(url).wait_version(1, deadline_s=soon())
+    assert member.try_sync(0) is None
+    assert (member.island.version, member.island.steps_since_sync) == (2, 1)
+    torch.testing.assert_close(local(member.island), torch.full((SIZE,), 22.0))
+
+
+def test_an_island_trains_on_between_its_push_and_the_end_of_the_round(
+    serve: Serve, connect: Connect, tmp_path: Path
+) -> None:
+    url = serve(tmp_path, quorum=2, **PLAIN_AVERAGE)
+    member = Member(connect(url))
+    train(member.island, 2.0)
+    pending = member.exchange.begin(SyncCommand(round=0, epoch=0, deadline_s=soon(), overlap=True))
+    assert isinstance(pending, Pending)
+    train(member.island, 1.0)
+    contribute(connect(url), 0.0, round_number=0, slot=1)
+    version = member.exchange.await_end(pending)
+    train(member.island, 1.0)
+    report = member.exchange.finish(pending, lambda: version)
+    assert (report.outcome, report.inner_steps) == (SyncOutcome.APPLIED, 1)
+    torch.testing.assert_close(local(member.island), (torch.arange(SIZE) + 2.0) / 2 + 2.0)
+    assert (member.island.version, member.island.steps_since_sync) == (1, 2)
+
+
+def test_a_round_that_stays_open_while_the_island_trains_on_fails_at_its_deadline(
+    serve: Serve, connect: Connect, tmp_path: Path
+) -> None:
+    member = Member(connect(serve(tmp_path, quorum=2, **PLAIN_AVERAGE)))
+    train(member.island, 2.0)
+    pending = member.exchange.begin(SyncCommand(round=0, epoch=0, deadline_s=time.time() + 0.3, overlap=True))
+    assert isinstance(pending, Pending)
+    report = member.exchange.finish(pending, lambda: member.exchange.await_end(pending))
+    assert (report.outcome, report.detail) == (SyncOutcome.FAILED, "round still open at the deadline")
+    assert member.island.accepted is not None
 
 
 @pytest.mark.parametrize("num_rounds", [12])

@@ -37,6 +37,7 @@ from sidecar.calibrator import Phase as ServerPhase
 from sidecar.trainers import TrainerWatch
 from sidecar.vllm_plugin.gate_writer import GateWriter, Heartbeat
 from sidecar.vllm_plugin.records import SlotFlag
+from tests.diloco.conftest import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -214,6 +215,41 @@ def test_a_round_that_outlives_the_deadline_is_adopted_by_a_later_sync(
     assert applied.bytes_pushed == 0
     after = worker.progress(lambda p: p.round == 1)
     assert after.inner_steps_since_sync >= before.inner_steps_since_sync - failed.inner_steps
+
+
+def test_a_worker_trains_on_while_the_round_that_it_is_in_is_open(
+    serve: Serve, start: Start, connect: Callable[[str], SynchronizerClient], tmp_path: Path
+) -> None:
+    url = serve(tmp_path / "sync", quorum=2)
+    worker = start(url)
+    ready = worker.wait_for(ReadyEvent)
+    worker.progress(lambda p: p.step > 5)
+    client = connect(url)
+
+    def slots() -> tuple[int, ...]:
+        return client.state(deadline_s=time.time() + 10).fragments[0].open_round.slots
+
+    seen = len(worker.events)
+    worker.send(SyncCommand(round=0, epoch=1, deadline_s=time.time() + DEADLINE_S, overlap=True))
+    wait_until(lambda: slots() == (0,))
+    begun = worker.progress(lambda p: p.phase is Phase.INNER)
+    on = worker.progress(lambda p: p.step > begun.step + 20)
+    assert (on.round, slots()) == (0, (0,))
+    # An order that comes meanwhile waits for the end of this one; a pause does not.
+    worker.send(SyncCommand(round=1, epoch=1, deadline_s=time.time() + 1.0))
+    worker.send(PauseCommand())
+    paused = worker.progress(lambda p: p.phase is Phase.PAUSED)
+    worker.send(ResumeCommand())
+    worker.progress(lambda p: p.step > paused.step)
+    client.push(torch.zeros(ready.num_parameters), round=0, slot=1, epoch=1, tokens=10, deadline_s=time.time() + 10)
+    report = worker.wait_for(SyncedEvent, after=seen).report
+    assert (report.outcome, report.round) == (SyncOutcome.APPLIED, 0)
+    assert report.inner_steps < on.step
+    assert report.blocked_s is not None
+    assert report.blocked_s < report.finished_s - report.started_s
+    after = worker.progress(lambda p: p.round == 1)
+    assert after.inner_steps_since_sync >= on.step - report.inner_steps
+    assert worker.wait_for(SyncedEvent, lambda event: event.report.round == 1).report.outcome is SyncOutcome.FAILED
 
 
 def test_progress_that_comes_late_is_kept_for_the_next_round(

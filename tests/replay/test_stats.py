@@ -1,20 +1,13 @@
-import itertools
-import random
-import statistics
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from replay.stats import (
-    EXACT_UP_TO,
     Outcome,
-    bootstrap_ci95,
     compare,
     gap_closed,
     mean_by_seed,
     percentiles,
-    sign_flip_p_value,
     sync_excess_rate,
 )
 from replay.summary import Percentiles, Run
@@ -102,59 +95,6 @@ def test_the_excess_agrees_with_the_definition(
         rate = sum(o.violated for o in others) / len(others)
         expected = (sum(o.violated for o in inside) - rate * len(inside)) / len(outcomes)
         assert found == pytest.approx(expected, abs=1e-12)
-
-
-@given(st.lists(numbers, min_size=1, max_size=9))
-def test_the_sign_flip_p_is_the_share_of_all_patterns(differences: list[float]) -> None:
-    seen = abs(sum(differences))
-    patterns = list(itertools.product((1, -1), repeat=len(differences)))
-    sums = [abs(sum(sign * value for sign, value in zip(signs, differences, strict=True))) for signs in patterns]
-    tolerance = 1e-9 * (1 + sum(map(abs, differences)))
-    assert sign_flip_p_value(differences) == pytest.approx(
-        sum(value >= seen - tolerance for value in sums) / len(patterns), abs=2 / len(patterns)
-    )
-
-
-@pytest.mark.parametrize(("n", "p"), [(1, 1.0), (4, 0.125), (5, 0.0625), (8, 2**-7), (16, 2**-15)])
-def test_equal_signs_give_the_smallest_p_that_n_allows(n: int, p: float) -> None:
-    assert sign_flip_p_value([-0.01 - 0.001 * index for index in range(n)]) == pytest.approx(p)
-
-
-def test_no_difference_gives_one() -> None:
-    assert sign_flip_p_value([0.0] * 6) == 1
-    assert sign_flip_p_value([0.1, -0.1] * 3) == 1
-
-
-def test_beyond_the_exact_limit_the_estimate_is_close_repeatable_and_never_zero() -> None:
-    draw = random.Random(1)
-    differences = [draw.gauss(0.3, 1) for _ in range(EXACT_UP_TO + 1)]
-    estimate = sign_flip_p_value(differences)
-    assert estimate == sign_flip_p_value(differences)
-    reference = [
-        abs(sum(value * draw.choice((1, -1)) for value in differences)) >= abs(sum(differences)) for _ in range(20_000)
-    ]
-    assert estimate == pytest.approx(statistics.mean(reference), abs=0.02)
-    assert 0 < sign_flip_p_value([1.0] * 60) < 1e-4
-
-
-def test_the_bootstrap_interval_holds_the_sample_mean_and_repeats() -> None:
-    sample = [1.0, 2.0, 4.0, 4.5]
-    low, high = bootstrap_ci95(sample)
-    assert low <= statistics.mean(sample) <= high
-    assert bootstrap_ci95(sample) == (low, high)
-    assert bootstrap_ci95([3.0]) == (3, 3)
-
-
-@pytest.mark.parametrize(("n", "coverage"), [(5, 0.84), (30, 0.93)])
-def test_the_bootstrap_interval_covers_as_often_as_its_documentation_says(n: int, coverage: float) -> None:
-    draw = random.Random(2)
-    num_trials = 400
-    covered = 0
-    for trial in range(num_trials):
-        low, high = bootstrap_ci95([draw.gauss(1.0, 2.0) for _ in range(n)], seed=trial)
-        covered += low <= 1.0 <= high
-    # Three standard deviations of a proportion of 400.
-    assert covered / num_trials == pytest.approx(coverage, abs=3 * (coverage * (1 - coverage) / num_trials) ** 0.5)
 
 
 def test_a_comparison_pairs_seeds_and_averages_draws() -> None:

@@ -145,6 +145,22 @@ def test_what_the_trainer_does_is_charged_for_what_happens(server: Upstream, tmp
     run(settings_for(server.url, gate=tmp_path), body)
 
 
+def test_samples_tell_what_a_trainer_may_do_after_them(server: Upstream, tmp_path: Path) -> None:
+    async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
+        await until(lambda: sidecar.observer.sample is not None and sidecar.observer.sample.pace is not None, "a pace")
+        load = Load.model_validate((await client.get("/v1/load?window_s=60")).json())
+        pace = Pace.model_validate((await client.get("/v1/pace")).json())
+        assert load.sample is not None
+        assert load.sample == load.window[-1]
+        assert (load.sample.pace, load.sample.slo_target_frac) == (pace.pace, sidecar.settings.objective.target_frac)
+        assert load.sample.gate_busy is not None
+        assert load.sample.gate_reason
+        await client.put("/v1/pace", json={"mode": "pause"})
+        await until(lambda: sidecar.observer.sample is not None and sidecar.observer.sample.pace == 0, "the pause")
+
+    run(settings_for(server.url, gate=tmp_path), body)
+
+
 def test_without_a_gate_nobody_tells_the_phase(server: Upstream) -> None:
     async def body(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
         await until(lambda: sidecar.observer.sample is not None, "a first page")
@@ -152,6 +168,7 @@ def test_without_a_gate_nobody_tells_the_phase(server: Upstream) -> None:
         assert load.trainer is None
         assert load.sample is not None
         assert load.sample.trainer_phase is None
+        assert (load.sample.pace, load.sample.gate_busy, load.sample.gate_reason) == (None, None, None)
         assert not [name for name in await gauges(client) if name.startswith("trainer")]
 
     run(settings_for(server.url), body)

@@ -205,3 +205,85 @@ def test_what_is_queued_at_the_end_is_pushed_once_more() -> None:
         assert bench.receiver.times == [1]
 
     on_bench(body)
+
+
+class Fleet(httpx.AsyncBaseTransport):
+    """Several controllers by host name; those without an application refuse connections."""
+
+    def __init__(self, **receivers: Receiver | None) -> None:
+        self.asked: list[str] = []
+        self._by_host = {
+            host: httpx.ASGITransport(receiver.app) if receiver is not None else None
+            for host, receiver in receivers.items()
+        }
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request.url.host)
+        transport = self._by_host[request.url.host]
+        if transport is None:
+            raise httpx.ConnectError("refused")
+        return await transport.handle_async_request(request)
+
+
+def push_to(fleet: Fleet, body: Callable[[Pusher], Awaitable[None]], *urls: str) -> None:
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=fleet) as client:
+            pusher = Pusher(
+                client,
+                interval_s=0.01,
+                capacity=100,
+                timeout_s=2.0,
+                on_push=lambda outcome: None,
+                on_drop=lambda reason, num: None,
+                urls=urls,
+            )
+            await body(pusher)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("failing", ["standby", "dead"])
+def test_a_controller_that_does_not_lead_is_left_for_the_next_and_nothing_is_lost(failing: str) -> None:
+    standby, leader = Receiver(), Receiver()
+    standby.status = 503
+    fleet = Fleet(standby=standby, dead=None, leader=leader)
+
+    async def body(pusher: Pusher) -> None:
+        pusher.offer(sample(1))
+        assert not await pusher.push_once()
+        pusher.offer(sample(2))
+        assert await pusher.push_once()
+        pusher.offer(sample(3))
+        assert await pusher.push_once()
+
+    push_to(fleet, body, f"http://{failing}", "http://leader")
+    assert leader.times == [1, 2, 3]
+    assert fleet.asked == [failing, "leader", "leader"]
+
+
+def test_an_error_that_any_controller_would_answer_is_no_reason_to_leave_it() -> None:
+    receiver = Receiver()
+    receiver.status = 401
+    fleet = Fleet(one=receiver, other=Receiver())
+
+    async def body(pusher: Pusher) -> None:
+        pusher.offer(sample(1))
+        for _ in range(2):
+            assert not await pusher.push_once()
+
+    push_to(fleet, body, "http://one", "http://other")
+    assert fleet.asked == ["one", "one"]
+
+
+def test_the_pause_grows_only_once_every_controller_has_failed() -> None:
+    fleet = Fleet(a=None, b=None)
+
+    async def body(pusher: Pusher) -> None:
+        pusher.offer(sample(1))
+        await pusher.push_once()
+        assert pusher._pause_s() == pusher._interval_s
+        for _ in range(9):
+            await pusher.push_once()
+        assert pusher._pause_s() > pusher._interval_s
+
+    push_to(fleet, body, "http://a", "http://b")

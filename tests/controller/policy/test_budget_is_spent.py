@@ -11,6 +11,7 @@ import pytest
 
 from controller.policy import PolicyContext, make_policy
 from controller.policy.base import BudgetView, FleetView, IslandView, Policy, ServerView
+from controller.policy.cost_view import CostView
 from controller.schema import Action, PolicySpec
 
 TICK_S = 0.5
@@ -35,15 +36,19 @@ class Run:
     policy: Policy
     load: Load
     budget: tuple[int, float]
+    """Number and gap."""
     rng: random.Random
     sync_s: float = 2.0
+    per_hour: float | None = None
+    """In place of the number."""
+    horizon_s: float = HORIZON_S
     starts_s: list[float] = field(default_factory=list)
     ends_s: list[float] = field(default_factory=list)
     h_at_sync: list[int] = field(default_factory=list)
 
     def play(self) -> Run:
         steps, reported, end_s = 0.0, 0, 0.0
-        for tick in range(int((HORIZON_S + 60) / TICK_S)):
+        for tick in range(int((self.horizon_s + 60) / TICK_S)):
             now_s = tick * TICK_S
             in_flight = now_s < end_s
             steps = 0.0 if in_flight else steps + TICK_S / self.step_time_s(now_s)
@@ -68,6 +73,7 @@ class Run:
             ready=True,
             inner_steps_since_sync=h,
             tokens_since_sync=h * 2000,
+            tokens=int(now_s * 10_000),
             loss=2.0,
             loss_at_sync=2.0 + h * 1e-4,
             step_time_s=0.15,
@@ -77,8 +83,9 @@ class Run:
             islands=(island,),
             servers=(ServerView(server_id="s", node="n", pressure_frac=self.load(now_s)),),
             budget=BudgetView(
-                outer_syncs=num_syncs,
-                horizon_s=HORIZON_S,
+                outer_syncs=None if self.per_hour else num_syncs,
+                horizon_s=None if self.per_hour else self.horizon_s,
+                syncs_per_hour=self.per_hour,
                 min_gap_s=gap_s,
                 spent=len(self.starts_s) - in_flight,
                 last_sync_s=self.starts_s[-1] if self.starts_s else None,
@@ -90,13 +97,22 @@ class Run:
             expected_sync_s=self.sync_s,
             last_transfer_s=self.sync_s / 2,
             reaction_s=TICK_S + HEARTBEAT_S,
+            costs=self.costs(now_s),
         )
+
+    def costs(self, now_s: float) -> CostView:
+        past = [10 * self.load(second) for second in range(int(now_s) - 60, int(now_s) + 1)]
+        ahead = tuple((start_s, 10 * self.load(now_s + start_s)) for start_s in (0.0, 2.0, 5.0, 10.0, 30.0, 60.0))
+        return CostView(expected_per_s=past[-1], recent_per_s=sorted(past), decorrelation_s=5.0, ahead_per_s=ahead)
 
 
 POLICIES: dict[str, dict[str, float | int]] = {
     "wa_diloco": {},
     "random_deferral": {},
     "pressure_gate": {"threshold": 0.3},
+    "adaptive_tokens": {},
+    "wa_calibrated": {},
+    "wa_forecast": {},
 }
 
 
@@ -115,6 +131,18 @@ def test_the_budget_is_spent_exactly_and_in_time(name: str, load: str, budget: t
     assert min(run.h_at_sync) >= MIN_H
     gaps_s = [later - earlier for earlier, later in zip(run.starts_s, run.starts_s[1:], strict=False)]
     assert all(between_s >= gap_s for between_s in gaps_s)
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("per_hour", [40.0, 120.0])
+def test_a_rate_is_kept_within_one_sync(name: str, load: str, per_hour: float) -> None:
+    policy = make_policy(PolicySpec(name=name, params=POLICIES[name]), PolicyContext(min_h=MIN_H, max_h=MAX_H, seed=0))
+    run = Run(policy, LOADS[load], (0, 0.0), random.Random(0), per_hour=per_hour, horizon_s=1200.0).play()
+    for second in range(0, 1200, 10):
+        spent = sum(start_s <= second for start_s in run.starts_s)
+        # A tick and a report may be late when a sync is due.
+        assert -1.05 <= spent - second * per_hour / 3600 <= 1.05, second
 
 
 def test_wa_diloco_syncs_between_bursts_where_random_does_not_look() -> None:

@@ -16,7 +16,15 @@ from controller.schema import Action, PolicySpec, Reason
 
 NOW_S = 1000.0
 CONTEXT = PolicyContext(min_h=10, max_h=100, seed=0)
-SYNCING_POLICIES = ("fixed_h", "pressure_gate", "random_deferral", "wa_diloco")
+SYNCING_POLICIES = (
+    "fixed_h",
+    "adaptive_tokens",
+    "pressure_gate",
+    "random_deferral",
+    "wa_diloco",
+    "wa_calibrated",
+    "wa_forecast",
+)
 
 
 def island(slot: int = 0, h: int = 50, *, ready: bool = True) -> IslandView:
@@ -52,6 +60,7 @@ def judge(view: FleetView, now_s: float = NOW_S) -> tuple[Action, Reason] | None
         (fleet(budget=BudgetView(outer_syncs=2, horizon_s=900.0)), Reason.BUDGET_EXHAUSTED),
         (fleet(budget=BudgetView(min_gap_s=10.0, last_sync_s=991.0)), Reason.MIN_GAP),
         (replace(fleet(), retry_at_s=1001.0), Reason.MIN_GAP),
+        (fleet(budget=BudgetView(syncs_per_hour=36.0, started_s=901.0, spent=1)), Reason.AHEAD_OF_RATE),
         (fleet(island(0, 50), island(1, 9)), Reason.BELOW_MIN_H),
     ],
 )
@@ -92,6 +101,30 @@ def test_a_budget_counts_the_steps_that_min_h_needs() -> None:
     view = replace(fleet(budget=budget), expected_sync_s=4.0)
     # A cycle is a sync and ten steps of 0.1 s, with a safety factor of 1.25.
     assert budget_due_s(view, summarize(view, NOW_S)) == pytest.approx(1050.0 - 5.0 - (5.0 + 1.25))
+
+
+def test_a_rate_allows_one_sync_per_period_and_is_due_at_its_end() -> None:
+    budget = BudgetView(syncs_per_hour=36.0, started_s=800.0, spent=2)
+    assert judge(fleet(budget=budget), 999.9) == (Action.DEFER, Reason.AHEAD_OF_RATE)
+    assert judge(fleet(budget=budget), 1000.0) is None
+    assert judge(fleet(budget=budget), 1099.9) is None
+    assert judge(fleet(budget=budget), 1100.0) == (Action.SYNC, Reason.BUDGET_DUE)
+
+
+def test_a_rate_makes_up_for_a_pause_at_twice_its_pace_at_most() -> None:
+    budget = BudgetView(syncs_per_hour=36.0, started_s=0.0, spent=2, last_sync_s=960.0)
+    assert judge(fleet(budget=budget), 1009.9) is None
+    assert judge(fleet(budget=budget), 1010.0) == (Action.SYNC, Reason.BUDGET_DUE)
+
+
+def test_the_longest_deferral_ends_the_waiting() -> None:
+    since_sync = BudgetView(max_defer_s=30.0, last_sync_s=970.0)
+    assert judge(fleet(budget=since_sync), 999.9) is None
+    assert judge(fleet(budget=since_sync), 1000.0) == (Action.SYNC, Reason.MAX_DEFER_REACHED)
+    since_start = BudgetView(max_defer_s=30.0, started_s=980.0)
+    assert judge(fleet(budget=since_start), 1009.9) is None
+    assert judge(fleet(budget=since_start), 1010.0) == (Action.SYNC, Reason.MAX_DEFER_REACHED)
+    assert judge(fleet(island(0, 9), budget=since_sync), 1000.0) == (Action.DEFER, Reason.BELOW_MIN_H)
 
 
 def test_without_a_horizon_nothing_is_due() -> None:

@@ -47,3 +47,14 @@ def test_priorities_are_written_in_lower_case() -> None:
 def test_settings_that_cannot_work_are_refused_by_name(arguments: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_settings(IslandSettings, arguments)
+
+
+def test_several_controllers_are_given_with_commas() -> None:
+    settings = load_settings(IslandSettings, ["--controller", "http://a:9500,https://b/"])
+    assert settings.controllers == ("http://a:9500", "https://b")
+
+
+@pytest.mark.parametrize("text", ["http://a:9500,", "http://a:9500,b", "http://a:9500 http://b:9500", ","])
+def test_a_list_of_controllers_with_something_else_in_it_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="controller"):
+        load_settings(IslandSettings, ["--controller", text])

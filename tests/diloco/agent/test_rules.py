@@ -7,15 +7,19 @@ from diloco.agent.rules import (
     MAX_H_WITHOUT_LEASE,
     SYNC_DEADLINE_S,
     Solitude,
+    autonomous_command,
     autonomous_sync_due,
     backoff_s,
     counts,
     deaths_in_a_row,
     limits_of,
     sync_command,
+    times_of,
 )
 from diloco.protocol import SyncCommand
-from diloco.schema import Phase, Progress
+from diloco.schema import Phase, Progress, SyncTimes
+
+TIMES = SyncTimes(sync_timeout_s=30.0)
 
 
 def lease(autonomy: Autonomy = Autonomy()) -> AgentLease:  # noqa: B008
@@ -97,13 +101,29 @@ def test_directives_of_an_old_epoch_and_repeats_do_not_count(seq: int, epoch: in
 
 
 def test_a_sync_directive_becomes_a_command_with_a_deadline() -> None:
-    told = sync_command(directive(DirectiveKind.SYNC, deadline_s=50.0), epoch=1, now_s=10.0)
-    assert told == SyncCommand(round=2, epoch=3, deadline_s=50.0)
-    assert sync_command(directive(DirectiveKind.SYNC), epoch=1, now_s=10.0).deadline_s == 10.0 + SYNC_DEADLINE_S
+    told = sync_command(directive(DirectiveKind.SYNC, deadline_s=50.0), TIMES, epoch=1, now_s=10.0)
+    assert told == SyncCommand(round=2, epoch=3, deadline_s=50.0, pull_grace_s=5.0)
+    late = sync_command(directive(DirectiveKind.SYNC), TIMES, epoch=1, now_s=10.0)
+    assert late.deadline_s == 10.0 + SYNC_DEADLINE_S
+
+
+def test_a_sync_that_nobody_directed_closes_before_those_who_wait_for_it_give_up() -> None:
+    told = autonomous_command(epoch=3, now_s=100.0, timeout_s=50.0)
+    assert told.close_by_s is not None
+    assert 100.0 < told.close_by_s < told.deadline_s == 150.0
+    assert told.autonomous
+
+
+def test_deadlines_follow_from_the_lease_and_come_in_their_order() -> None:
+    for timeout_s in (0.5, 6.0, 60.0, 3600.0):
+        times = times_of(lease().model_copy(update={"sync_timeout_s": timeout_s}))
+        assert 0 < times.join_s < times.close_s < timeout_s
+        assert times.poll_s < timeout_s
+    assert times_of(None).sync_timeout_s == 60.0
 
 
 def test_a_sync_never_goes_back_to_a_lower_epoch() -> None:
-    assert sync_command(directive(DirectiveKind.SYNC, epoch=3), epoch=9, now_s=0.0).epoch == 9
+    assert sync_command(directive(DirectiveKind.SYNC, epoch=3), TIMES, epoch=9, now_s=0.0).epoch == 9
 
 
 def test_pauses_double_up_to_the_longest() -> None:

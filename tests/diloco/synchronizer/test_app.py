@@ -19,10 +19,12 @@ from diloco.digest import ByteRange, format_content_range, format_digest, sha256
 from diloco.fragment import wire_bytes
 from diloco.outer import Contribution, OuterOptimizer
 from diloco.schema import VERSION_HEADER, Manifest, RoundState, TensorSpec
+from diloco.synchronizer.config import SynchronizerSettings
 from diloco.synchronizer.generation import newest_generation
 from diloco.tensorfile import offer_header
 from diloco.transport import SynchronizerClient
 from service.app import DEFAULT_MAX_BODY_BYTES
+from tests.diloco.conftest import served
 
 SIZE = 64
 NUM_BYTES = 4 * SIZE
@@ -174,7 +176,8 @@ def test_chunks_out_of_order_and_repeated_end_in_the_same_contribution(start: Ca
     assert raw.chunk(data, start=0, stop=100).json()["received_bytes"] == 100
     assert raw.chunk(data, start=200).json()["received_bytes"] == 100
     assert raw.chunk(data, start=100, stop=201).json()["received_bytes"] == 201
-    assert raw.chunk(data, start=201).json() == {"received_bytes": NUM_BYTES, "complete": True, "version": 0}
+    last = raw.chunk(data, start=201).json()
+    assert (last["received_bytes"], last["complete"], last["version"], last["round"]) == (NUM_BYTES, True, 0, 0)
     assert wait_version(raw, 0) == 1
     assert raw.http.get("/v1/fragments/0").content == data
 
@@ -404,3 +407,69 @@ def test_metrics_and_documentation_tell_of_a_round(start: Callable[..., Raw]) ->
     assert raw.metric("wadiloco_synchronizer_open_round_contributions") == 0
     assert raw.metric('wadiloco_synchronizer_bytes_total{direction="out"}') == NUM_BYTES
     assert "/v1/state" in raw.http.get("/openapi.json").json()["paths"]
+
+
+def test_a_round_waits_for_all_whom_it_was_directed_to_and_closes_with_the_last_of_them(
+    start: Callable[..., Raw],
+) -> None:
+    raw = start(quorum=1, grace_max_s=60.0)
+    raw.chunk(body(1), slot=0, quorum=1, expected=3)
+    raw.chunk(body(2), slot=1, quorum=1, expected=3)
+    waiting = raw.open_round()
+    assert (waiting.round, waiting.slots, waiting.quorum, waiting.expected) == (0, (0, 1), 1, 3)
+    assert waiting.opened_s is not None
+    assert waiting.grace_until_s == pytest.approx(waiting.opened_s + 60.0)
+    raw.chunk(body(3), slot=2, quorum=1, expected=3)
+    assert wait_version(raw, 0) == 1
+    assert raw.metric('wadiloco_synchronizer_rounds_total{outcome="quorum"}') == 1
+
+
+def test_a_round_closes_without_stragglers_when_its_grace_is_over(start: Callable[..., Raw]) -> None:
+    raw = start(quorum=2, grace_max_s=0.2)
+    for slot in (0, 1):
+        raw.chunk(body(slot), slot=slot, expected=3)
+    assert wait_version(raw, 0) == 1
+    assert raw.metric('wadiloco_synchronizer_rounds_total{outcome="grace"}') == 1
+
+
+def test_a_straggler_is_waited_for_as_long_as_it_was_late_before_also_after_a_restart(
+    serve: Serve, connect: Connect, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"quorum": 1, "grace_min_s": 0.01, "grace_max_s": 30.0}
+    graces = []
+    for number in range(2):
+        with served(SynchronizerSettings(port=0, directory=tmp_path, **settings)) as url:
+            raw = Raw(url)
+            if number == 0:
+                connect(url).init(MANIFEST, vector(0), deadline_s=soon())
+                assert raw.metric("wadiloco_synchronizer_grace_seconds") == 30.0
+            raw.chunk(body(1), slot=0, round_number=number, expected=2)
+            raw.chunk(body(2), slot=1, round_number=number, expected=2)
+            assert wait_version(raw, number) == number + 1
+            graces.append(raw.metric("wadiloco_synchronizer_grace_seconds"))
+            raw.http.close()
+    with served(SynchronizerSettings(port=0, directory=tmp_path, **settings)) as url:
+        raw = Raw(url)
+        graces.append(raw.metric("wadiloco_synchronizer_grace_seconds"))
+        raw.http.close()
+    assert all(grace is not None and 0.01 <= grace < 30.0 for grace in graces)
+    assert graces[1] == pytest.approx(graces[2], abs=0.01)
+
+
+def test_without_a_word_from_anybody_the_slots_of_the_last_rounds_are_waited_for(start: Callable[..., Raw]) -> None:
+    raw = start(quorum=1, grace_max_s=60.0)
+    # Nobody is known yet: the first closes its round alone.
+    raw.chunk(body(1), slot=0)
+    assert wait_version(raw, 0) == 1
+    raw.chunk(body(2), slot=1, round_number=1)
+    assert raw.open_round().slots == (1,)
+    raw.chunk(body(3), slot=0, round_number=1)
+    assert wait_version(raw, 1) == 2
+
+
+def test_the_least_time_left_that_anybody_was_told_closes_the_round(start: Callable[..., Raw]) -> None:
+    raw = start(quorum=3, round_timeout_s=3600.0)
+    raw.chunk(body(1), slot=0, closes_in_s=1000)
+    raw.chunk(body(2), slot=1, closes_in_s=0.1)
+    assert wait_version(raw, 0) == 1
+    assert raw.metric('wadiloco_synchronizer_rounds_total{outcome="timeout"}') == 1

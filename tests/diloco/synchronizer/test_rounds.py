@@ -1,10 +1,25 @@
-"""Admission and closing, as tables."""
+"""Admission, weights and closing, as tables."""
 
 from __future__ import annotations
 
 import pytest
 
-from diloco.synchronizer.rounds import Claim, Close, Refusal, close_reason, refusal
+from diloco.synchronizer.rounds import (
+    Attendance,
+    Claim,
+    Close,
+    Refusal,
+    Standing,
+    close_reason,
+    refusal,
+    staleness_weight,
+)
+
+
+def refused(round_number: int, epoch: int = 5, *, max_staleness: int = 0, merged_version: int = 0) -> Refusal | None:
+    claim = Claim(round=round_number, slot=0, epoch=epoch, tokens=1)
+    standing = Standing(version=3, newest_epoch=5, max_staleness=max_staleness, merged_version=merged_version)
+    return refusal(claim, standing)
 
 
 @pytest.mark.parametrize(
@@ -21,22 +36,60 @@ from diloco.synchronizer.rounds import Claim, Close, Refusal, close_reason, refu
 def test_a_claim_enters_only_the_open_round_and_only_from_the_newest_epoch(
     round_number: int, epoch: int, expected: Refusal | None
 ) -> None:
-    claim = Claim(round=round_number, slot=0, epoch=epoch, tokens=1)
-    assert refusal(claim, version=3, newest_epoch=5) is expected
+    assert refused(round_number, epoch) is expected
 
 
 @pytest.mark.parametrize(
-    ("num_complete", "closes_at_s", "expected"),
+    ("round_number", "expected"), [(3, None), (2, None), (1, None), (0, Refusal.LATE), (4, Refusal.EARLY)]
+)
+def test_a_claim_may_be_as_stale_as_it_is_allowed(round_number: int, expected: Refusal | None) -> None:
+    assert refused(round_number, max_staleness=2) is expected
+
+
+def test_a_stale_claim_is_fenced_like_any_other() -> None:
+    assert refused(2, epoch=4, max_staleness=2) is Refusal.FENCED
+
+
+@pytest.mark.parametrize(("round_number", "expected"), [(1, Refusal.MERGED), (2, None), (3, None)])
+def test_progress_from_before_the_slots_last_merge_is_in_the_parameters_already(
+    round_number: int, expected: Refusal | None
+) -> None:
+    assert refused(round_number, max_staleness=3, merged_version=2) is expected
+
+
+def test_weights_fall_with_staleness_and_a_fresh_one_weighs_one() -> None:
+    assert staleness_weight(0, exponent=0.5) == 1.0
+    assert staleness_weight(3, exponent=0.5) == pytest.approx(0.5)
+    assert staleness_weight(1, exponent=1.0) == pytest.approx(0.5)
+    assert staleness_weight(9, exponent=0.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("num_fresh", "awaits_others", "grace_until_s", "closes_at_s", "expected"),
     [
-        (0, None, None),
-        (1, 70.0, None),
-        (1, 60.0, Close.TIMEOUT),
-        (2, 70.0, Close.QUORUM),
-        (2, 60.0, Close.QUORUM),
-        (3, 70.0, Close.QUORUM),
+        (0, True, None, None, None),
+        (1, True, None, 70.0, None),
+        (1, False, None, 70.0, None),
+        (1, True, None, 60.0, Close.TIMEOUT),
+        (2, False, 65.0, 70.0, Close.QUORUM),
+        (2, True, 65.0, 70.0, None),
+        (2, True, 60.0, 70.0, Close.GRACE),
+        (2, True, 65.0, 60.0, Close.TIMEOUT),
+        (3, False, 65.0, 60.0, Close.QUORUM),
     ],
 )
-def test_a_round_closes_by_quorum_or_timeout(
-    num_complete: int, closes_at_s: float | None, expected: Close | None
+def test_a_round_closes_when_all_are_in_or_by_grace_or_timeout(
+    num_fresh: int,
+    awaits_others: bool,
+    grace_until_s: float | None,
+    closes_at_s: float | None,
+    expected: Close | None,
 ) -> None:
-    assert close_reason(num_complete=num_complete, quorum=2, closes_at_s=closes_at_s, now_s=60.0) is expected
+    attendance = Attendance(
+        num_fresh=num_fresh,
+        quorum=2,
+        awaits_others=awaits_others,
+        grace_until_s=grace_until_s,
+        closes_at_s=closes_at_s,
+    )
+    assert close_reason(attendance, 60.0) is expected

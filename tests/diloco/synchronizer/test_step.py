@@ -1,13 +1,25 @@
-"""A step that overflows goes without the contributions that make it."""
+"""What goes into a step: stale contributions by their weight, and none that would make it overflow."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from diloco.digest import sha256
+from diloco.fragment import wire_bytes
 from diloco.outer import Contribution, OuterOptimizer
-from diloco.synchronizer.step import NonFiniteStepError, finite_proposal
+from diloco.schema import Manifest, TensorSpec
+from diloco.synchronizer.contribution import accept_contribution, begin_contribution
+from diloco.synchronizer.generation import Generation, Outcome, write_generation
+from diloco.synchronizer.rounds import Claim, staleness_weight
+from diloco.synchronizer.step import NonFiniteStepError, Share, StepPlan, finite_proposal, take_step
+from diloco.synchronizer.storage import Disk
+from diloco.synchronizer.upload import Chunk
 
 HUGE = 3e38
 
@@ -46,3 +58,85 @@ def test_a_step_without_any_finite_contribution_fails_and_changes_nothing() -> N
         finite_proposal(outer, {0: contribution(float("inf")), 1: contribution(float("nan"))})
     assert not outer.parameters.any()
     assert not outer.momentum.any()
+
+
+LR, MU, SIZE = 0.7, 0.9, 500
+EXPONENT = 0.5
+MANIFEST = Manifest(tensors=(TensorSpec(name="weight", shape=(SIZE,), dtype="float32"),))
+Vector = NDArray[np.float64]
+
+
+def vector(seed: int) -> Tensor:
+    return torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+def write(directory: Path, version: int, parameters: Tensor, momentum: Tensor) -> Generation:
+    outcome = Outcome(outer_lr=LR, outer_momentum=MU)
+    return write_generation(directory, version, MANIFEST, parameters, momentum, outcome=outcome)
+
+
+def share(directory: Path, base: Generation, local: Tensor, *, slot: int, tokens: int, into: int) -> Share:
+    """A contribution on disk, as the synchronizer has it when the round closes."""
+    data = bytes(wire_bytes(local))
+    claim = Claim(round=base.version, slot=slot, epoch=0, tokens=tokens)
+    chunk = Chunk(start=0, total=len(data), digest=sha256(data), data=data)
+    upload = begin_contribution(directory, claim, chunk)
+    upload.append(chunk)
+    accepted = accept_contribution(directory, claim, upload, into=into)
+    weight = staleness_weight(accepted.staleness, exponent=EXPONENT)
+    return Share(accepted=accepted, base=base, weight=weight)
+
+
+def reference_step(g: Vector, m: Vector, terms: list[tuple[Vector, Vector, int, int]]) -> tuple[Vector, Vector]:
+    """Each term: the parameters that an island started from, its local ones, tokens, staleness."""
+    total = sum(tokens for _, _, tokens, _ in terms)
+    delta = np.zeros(SIZE)
+    for base, local, tokens, staleness in terms:
+        delta += tokens * (1 + staleness) ** -EXPONENT * (base - local)
+    delta /= total
+    m = MU * m + delta
+    return g - LR * (delta + MU * m), m
+
+
+def wide(tensor: Tensor) -> Vector:
+    return tensor.numpy().astype(np.float64)
+
+
+@pytest.mark.parametrize("staleness", [(0, 0), (0, 1), (2, 0), (3, 3), (1,)])
+def test_stale_steps_follow_the_reference(tmp_path: Path, staleness: tuple[int, ...]) -> None:
+    momentum = vector(99)
+    generations = [write(tmp_path, version, vector(version), momentum) for version in range(4)]
+    current = generations[-1]
+    outer = OuterOptimizer(vector(current.version), momentum.clone(), lr=LR, mu=MU)
+    locals_ = {slot: vector(100 + slot) for slot in range(len(staleness))}
+    bases = {slot: generations[current.version - s] for slot, s in enumerate(staleness)}
+    tokens = {slot: 7 + 100 * slot for slot in locals_}
+    shares = {
+        slot: share(tmp_path, bases[slot], local, slot=slot, tokens=tokens[slot], into=current.version)
+        for slot, local in locals_.items()
+    }
+    step = take_step(Disk(tmp_path), outer, StepPlan(base=current, shares=shares, epochs={}))
+    outer.commit()
+    terms = [
+        (wide(vector(bases[slot].version)), wide(local), tokens[slot], staleness[slot])
+        for slot, local in locals_.items()
+    ]
+    g, m = reference_step(wide(vector(current.version)), wide(momentum), terms)
+    np.testing.assert_allclose(outer.parameters.numpy(), g, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(outer.momentum.numpy(), m, rtol=1e-5, atol=1e-5)
+    assert step.stale == tuple(slot for slot, s in enumerate(staleness) if s)
+    assert step.generation.outcome.applied.keys() == locals_.keys()
+
+
+def test_a_step_in_which_nothing_is_stale_is_the_synchronous_one_bit_for_bit(tmp_path: Path) -> None:
+    base = write(tmp_path, 0, vector(0), torch.zeros(SIZE))
+    locals_ = {slot: vector(slot + 1) for slot in range(3)}
+    shares = {slot: share(tmp_path, base, local, slot=slot, tokens=slot + 5, into=0) for slot, local in locals_.items()}
+    outer = OuterOptimizer(vector(0), torch.zeros(SIZE), lr=LR, mu=MU)
+    take_step(Disk(tmp_path), outer, StepPlan(base=base, shares=shares, epochs={}))
+    outer.commit()
+    plain = OuterOptimizer(vector(0), torch.zeros(SIZE), lr=LR, mu=MU)
+    plain.propose({slot: Contribution(local=local, tokens=slot + 5) for slot, local in locals_.items()})
+    plain.commit()
+    assert torch.equal(outer.parameters, plain.parameters)
+    assert torch.equal(outer.momentum, plain.momentum)

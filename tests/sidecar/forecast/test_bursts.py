@@ -83,6 +83,20 @@ def test_no_sum_spans_a_hole() -> None:
     assert predict(bursts, 5.0).level == pytest.approx(20.0, rel=0.041)
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_near_poisson_traffic_is_judged_by_the_smoothest_level_alone(seed: int) -> None:
+    rng = random.Random(seed)
+    # As good as Poisson: many that are rarely there.
+    bursts = fed([float(sum(rng.random() < 0.1 for _ in range(60))) for _ in range(900)])
+    assert all(track.blend.weights[0] > 0.95 for track in bursts.tracks)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_bursts_are_judged_by_what_was_learned_of_them(seed: int) -> None:
+    bursts = fed(on_off(900, seed=seed))
+    assert all(track.blend.weights[0] < 0.3 for track in bursts.tracks)
+
+
 def test_after_a_gap_the_probability_is_that_of_the_new_rate() -> None:
     rates = on_off(3000)
     bursts = fed([*rates, *[20.0] * 5])

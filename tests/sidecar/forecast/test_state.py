@@ -89,6 +89,16 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
         BurstForecaster(tick_s=1.0, horizons_s=HORIZONS_S).restore(BurstState.model_validate(burst), age_s=0.0)
 
 
+def test_a_file_from_before_dispersion_was_kept_still_loads() -> None:
+    bursts = learned()[1]
+    state = bursts.export().model_dump(mode="json")
+    del state["dispersion"]
+    after = BurstForecaster(tick_s=1.0, horizons_s=HORIZONS_S)
+    after.restore(BurstState.model_validate(state), age_s=1.0)
+    assert after.dispersion.allan == 1.0
+    assert after.export().tracks == bursts.export().tracks
+
+
 def test_numbers_that_are_not_finite_are_refused() -> None:
     text = json.dumps(learned(50)[0].export().model_dump(mode="json")).replace('"mean": ', '"mean": 1e999, "x": ', 1)
     with pytest.raises(ValidationError):

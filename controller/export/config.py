@@ -1,0 +1,58 @@
+"""Settings of ``wadiloco export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, ClassVar, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from controller.export.columns import Table
+from controller.export.stream import DEFAULT_ROWS, MAX_ROWS, Format
+from service.files import check_replaceable
+from service.settings import PeerSettings
+
+Url = Annotated[str, Field(pattern=r"^https?://[^\s/]+")]
+
+
+class ExportSettings(PeerSettings):
+    """Write a table of a run to a file for BI tools: from a controller, or from its journal."""
+
+    service: ClassVar[str] = "export"
+
+    table: Table
+    """decisions, samples, rounds or recoveries."""
+    journal: Path | None = None
+    """Journal of a controller, which may be running or not."""
+    controller: Url | None = None
+    """URL of a controller, instead of its journal."""
+    out: Path
+    """File to write; replaced whole."""
+    format: Format | None = None
+    """csv or parquet; by default what the name of --out ends with, else csv."""
+    since: int = Field(default=0, ge=0, lt=1 << 63)
+    """Only rows with a higher id: the next_since of the last export."""
+    limit: int = Field(default=DEFAULT_ROWS, ge=1, le=MAX_ROWS)
+    """Most rows to write."""
+    timeout_s: float = Field(default=60.0, gt=0, le=3600)
+    """Longest wait for the controller's next bytes."""
+    as_json: bool = False
+    """Print the result as JSON; --json for short."""
+
+    @field_validator("out")
+    @classmethod
+    def _check_out(cls, path: Path) -> Path:
+        check_replaceable(path)
+        return path
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        if (self.journal is None) == (self.controller is None):
+            raise ValueError("give either --journal FILE or --controller URL")
+        return self
+
+    @property
+    def chosen_format(self) -> Format:
+        if self.format is not None:
+            return self.format
+        return Format.PARQUET if self.out.suffix == ".parquet" else Format.CSV

@@ -1,0 +1,90 @@
+"""Keeps the headroom of the running fleet up to date: gathered on the event loop, computed in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+from controller.headroom import Conduct, CostSource, Window, assess
+from controller.policy.base import bound_names
+from controller.records import RoundEntry
+from controller.schema import BudgetSpec, Headroom, PolicySpec
+from controller.shadow_book import ShadowBook
+from controller.state import FleetState
+from controller.view import build_view
+
+WINDOW_S = 1800
+EVERY_S = 30.0
+"""A window of `WINDOW_S` takes some 20 ms of a thread for each policy."""
+
+
+class NoCosts:
+    """Where nothing is known of what syncs cost."""
+
+    def series(self, server_ids: Sequence[str], *, since_s: float, until_s: float) -> tuple[float | None, ...]:
+        return (None,) * max(0, int(until_s - since_s))
+
+
+class HeadroomMonitor:
+    """The newest report, and reports of other windows on demand."""
+
+    def __init__(self, state: FleetState, shadows: ShadowBook, costs: CostSource, *, now_s: float) -> None:
+        self._state = state
+        self._shadows = shadows
+        self._costs = costs
+        self._in_force: tuple[PolicySpec, float] = (state.policy_spec, now_s)
+        self._turn = asyncio.Lock()
+        self.latest: Headroom | None = None
+
+    def follow(self, now_s: float) -> None:
+        """Note since when the policy in force is."""
+        if self._state.policy_spec != self._in_force[0]:
+            self._in_force = (self._state.policy_spec, now_s)
+
+    async def refresh(self, now_s: float) -> None:
+        self.latest = await self.report(now_s, window_s=WINDOW_S)
+
+    async def report(self, now_s: float, *, window_s: int) -> Headroom:
+        """One at a time: whoever asks more often only waits longer."""
+        async with self._turn:
+            return await asyncio.to_thread(assess, self._gather(now_s, window_s))
+
+    def _gather(self, now_s: float, window_s: int) -> Window:
+        state = self._state
+        until_s = math.floor(now_s)
+        servers = sorted(bound_names(build_view(state, now_s)))
+        costs = self._costs.series(servers, since_s=until_s - window_s, until_s=until_s)
+        budget = state.budget.spec
+        return Window(
+            since_s=until_s - len(costs),
+            costs_per_s=costs,
+            syncs_per_s=_rate(budget),
+            min_gap_s=budget.min_gap_s,
+            sync_s=state.rounds.expected_sync_s(),
+            conducts=(self._conduct(), *self._shadow_conducts()),
+        )
+
+    def _conduct(self) -> Conduct:
+        spec, since_s = self._in_force
+        mine = [entry for entry in self._state.rounds.entries if entry.spent and entry.policy == spec.name]
+        return Conduct(
+            policy=spec.label, shadow=False, since_s=since_s, starts_s=tuple(_started_s(entry) for entry in mine)
+        )
+
+    def _shadow_conducts(self) -> list[Conduct]:
+        return [
+            Conduct(policy=shadow.spec.label, shadow=True, since_s=shadow.since_s, starts_s=tuple(shadow.starts_s))
+            for shadow in self._shadows.shadows
+        ]
+
+
+def _rate(budget: BudgetSpec) -> float | None:
+    if budget.outer_syncs is None or budget.horizon_s is None:
+        return None
+    return budget.outer_syncs / budget.horizon_s
+
+
+def _started_s(entry: RoundEntry) -> float:
+    """When the first island left its inner loop for it; a directive may wait for a lull."""
+    return min((one.report.started_s for one in entry.reports), default=entry.began_s)

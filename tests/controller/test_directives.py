@@ -1,0 +1,43 @@
+"""A long poll wakes for its own directives, once they are announced, and for nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+
+from controller.directives import Mailboxes
+from controller.schema import DirectiveKind
+from tests.controller.helpers import MemoryStore
+
+
+def test_only_those_with_news_are_woken() -> None:
+    async def main() -> None:
+        boxes = Mailboxes(MemoryStore(), [], seq=0)
+        polls = {
+            name: asyncio.create_task(boxes.wait_for_news(name, after=0, wait_s=30)) for name in ("a0", "a1", "a2")
+        }
+        await asyncio.sleep(0)
+        for name in ("a0", "a1"):
+            boxes.write(name, DirectiveKind.STOP, epoch=1, t_s=0.0)
+        assert set(boxes._news) == set(polls)
+        boxes.announce(1)
+        await polls["a0"]
+        assert set(boxes._news) == {"a1", "a2"}
+        boxes.announce(2)
+        await polls["a1"]
+        assert not polls["a2"].done()
+        assert set(boxes._news) == {"a2"}
+        boxes.close()
+        await polls["a2"]
+
+    asyncio.run(main())
+
+
+def test_news_that_were_announced_before_the_question_are_answered_at_once() -> None:
+    async def main() -> None:
+        boxes = Mailboxes(MemoryStore(), [], seq=0)
+        boxes.write("a0", DirectiveKind.STOP, epoch=1, t_s=0.0)
+        boxes.announce(1)
+        await asyncio.wait_for(boxes.wait_for_news("a0", after=0, wait_s=30), 5)
+        assert [directive.seq for directive in boxes.read("a0", after=0, now_s=0.0)] == [1]
+
+    asyncio.run(main())
