@@ -10,7 +10,6 @@ from controller import examples
 from controller.control import Operator
 from controller.core import Controller
 from controller.export.api import build_export_router
-from controller.ingest import read_batch
 from controller.loop import Loop
 from controller.schema import (
     AgentLease,
@@ -63,7 +62,7 @@ def build_router(controller: Controller, loop: Loop) -> APIRouter:
 def _add_fleet_routes(router: APIRouter, controller: Controller) -> None:
     @router.post("/samples", tags=["sidecars"], summary="Load samples, judged one by one", openapi_extra=SAMPLES_BODY)
     async def post_samples(request: Request) -> SampleReceipt:
-        return await controller.ingest(read_batch(await request.body()))
+        return await controller.ingest(await request.body())
 
     @router.get("/fleet", tags=["views"], summary="Servers and islands as of now")
     async def get_fleet() -> Fleet:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controller.budget import check_budget, is_over
@@ -17,6 +16,7 @@ from controller.clock import Clock
 from controller.dashboard.recent import Recent, read_recent
 from controller.handover import Handover
 from controller.headroom import CostSource
+from controller.ingest import read_batch
 from controller.lab import Lab
 from controller.lab_metrics import LabCollector, LabMetrics
 from controller.leadership import Leadership, SoleLeader
@@ -26,7 +26,7 @@ from controller.orders import write_sync
 from controller.policy.base import Binding, summarize
 from controller.records import AgentRecord, Membership
 from controller.rounds import outcome_of
-from controller.samples import SampleOutcome
+from controller.samples import SampleOutcome, Verdict
 from controller.schema import (
     AgentLease,
     AgentRegistration,
@@ -91,6 +91,7 @@ class Controller:
         )
         self._tenure = self.prepare(state) if state is not None else None
         self.handover = Handover(self)
+        self._ingesting = asyncio.Lock()
 
     def prepare(self, state: FleetState) -> Tenure:
         """All that is restored with a state; it reads the journal, and so may block."""
@@ -142,29 +143,44 @@ class Controller:
             return str(self.leadership.refusal)
         return self.state.journal.failure
 
-    async def ingest(self, samples: Sequence[object]) -> SampleReceipt:
-        """Judge each sample alone; returns once the good ones are on disk, if it can be written."""
-        now_s = self.clock()
-        rejected = []
-        accepted = []
-        for index, raw in enumerate(samples):
-            if index % SAMPLES_AT_ONCE == SAMPLES_AT_ONCE - 1:
-                await asyncio.sleep(0)  # ticks and long polls go first
-            verdict = self.state.samples.offer(raw, now_s)
-            self.metrics.samples.labels(verdict.outcome).inc()
-            if verdict.outcome is not SampleOutcome.ACCEPTED:
-                rejected.append(RejectedSample(index=index, reason=verdict.outcome, detail=verdict.detail[:500]))
-            elif verdict.sample is not None:
-                accepted.append(verdict.sample)
-                self.recent.history.add(verdict.sample)
-                self.state.costs.offer(verdict.sample)
-                if self.state.sample_log.is_due(verdict.sample):
-                    body = verdict.sample.model_dump_json(exclude_none=True)
-                    self.state.journal.append("samples", (verdict.sample.server_id, verdict.sample.t_s, body))
-                    self.state.journal.put("servers", verdict.sample.server_id, body)
-        self.lab.observe(accepted)
+    async def ingest(self, body: bytes) -> SampleReceipt:
+        """Judge each sample of a batch alone; returns once the good ones are on disk, if it can be written.
+
+        One batch at a time, and a few milliseconds of it: a tick or a long poll waits for no more than that.
+
+        Raises:
+            InputError: the body is no batch.
+        """
+        rejected: list[RejectedSample] = []
+        async with self._ingesting:
+            samples = read_batch(body)
+            accepted = []
+            for index, raw in enumerate(samples):
+                if index % SAMPLES_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                verdict = self._judge(raw)
+                if verdict.outcome is not SampleOutcome.ACCEPTED:
+                    rejected.append(RejectedSample(index=index, reason=verdict.outcome, detail=verdict.detail[:500]))
+                elif verdict.sample is not None:
+                    accepted.append(verdict.sample)
+            self.lab.observe(accepted)
         await self._try_commit()
         return SampleReceipt(accepted=len(samples) - len(rejected), rejected=rejected)
+
+    def _judge(self, raw: object) -> Verdict:
+        """Whether a sample counts; one that does is passed on."""
+        state = self.state
+        verdict = state.samples.offer(raw, self.clock())
+        self.metrics.samples.labels(verdict.outcome).inc()
+        sample = verdict.sample
+        if verdict.outcome is SampleOutcome.ACCEPTED and sample is not None:
+            self.recent.history.add(sample)
+            state.costs.offer(sample)
+            if state.sample_log.is_due(sample):
+                body = sample.model_dump_json(exclude_none=True)
+                state.journal.append("samples", (sample.server_id, sample.t_s, body))
+                state.journal.put("servers", sample.server_id, body)
+        return verdict
 
     async def register(self, request: AgentRegistration) -> AgentLease:
         self._check_fragments(request)

@@ -17,7 +17,7 @@ def main(argv: Sequence[str]) -> int:
     configure_logging(settings.log_level)
     app = build_controller_app(settings)
     spare_heap()
-    serve(app, settings)
+    serve(app, settings, many_clients=True)
     return 0
 
 
