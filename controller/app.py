@@ -107,6 +107,7 @@ def _build(
         finally:
             # The lead last: what is queued can only be written while it is this one's.
             if controller.has_state:
+                controller.state.keep_newest_samples()
                 controller.state.journal.close()
             if contender is not None:
                 contender.close()

@@ -90,7 +90,7 @@ class ControllerSettings(ServiceSettings):
     samples_retention_s: float = Field(default=86400.0, ge=60)
     """Age from which samples are dropped, where it is less: they are what fills a disk."""
     journal_samples_every_s: float = Field(default=0.0, ge=0, le=3600)
-    """Seconds between two samples of one server in the journal; 0 keeps every sample. The newest is always kept."""
+    """Seconds between two samples of one server in the journal; 0 keeps every sample. A clean stop keeps the newest."""
     failover_s: float = Field(default=5.0, ge=1, le=300)
     """Silence, towards a PostgreSQL journal, after which the leading controller has lost its lead to another."""
     advertise_url: str | None = Field(default=None, pattern=r"^https?://[^\s/]+")

@@ -146,6 +146,11 @@ class SampleBook:
         return ((sample, self._is_known(sample, now_s)) for sample in self._latest.values())
 
     @property
+    def latest(self) -> Collection[LoadSample]:
+        """The newest sample of each server."""
+        return self._latest.values()
+
+    @property
     def server_ids(self) -> Collection[str]:
         return self._latest.keys()
 

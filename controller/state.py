@@ -136,6 +136,11 @@ class FleetState:
         self.paused = paused
         self.journal.put("meta", "paused", "1" if paused else "0")
 
+    def keep_newest_samples(self) -> None:
+        """At a clean stop: thinned out, the journal may have older ones."""
+        for sample in self.samples.latest:
+            self.journal.put("servers", sample.server_id, sample)
+
     def forget_servers(self, now_s: float) -> None:
         """Drop servers that are silent for long, from the journal too: names that nobody uses must not add up."""
         for server_id in self.samples.forget(now_s):

@@ -24,7 +24,7 @@ GRACEFUL_SHUTDOWN_S = 5
 def serve(app: FastAPI, settings: ServiceSettings, *, many_clients: bool = False) -> None:
     """Serve until a signal; returns after a clean stop.
 
-    With ``many_clients`` uvicorn takes httptools and uvloop where they are installed: a third of the time for a request.
+    With ``many_clients`` uvicorn takes httptools and uvloop where they are installed: a third of the time per request.
 
     Raises:
         ConflictError: the port is taken.
