@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import ClassVar, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
-from pydantic_settings import NoDecode
+from pydantic import Field, field_validator, model_validator
 
 from controller.budget import check_budget
 from controller.database_url import DatabaseUrl, is_database_url, parse_database_url
@@ -15,19 +14,12 @@ from controller.policy_words import check_shadows, parse_policy
 from controller.schema import MAX_BUDGET_S, MAX_BUDGET_SYNCS, MAX_FRAGMENTS, BudgetSpec, Mode, PolicySpec
 from diloco.schema import SyncTimes
 from service.errors import InputError
-from service.settings import ServiceSettings
+from service.settings import CommaSeparated, ServiceSettings
 
 # Ten heartbeats per lease: one lost packet or one busy second says nothing, ten in a row do.
 HEARTBEATS_PER_LEASE = 10
 # Silence after which a new process may take over the same agent id without waiting for the lease to end.
 HEARTBEATS_UNTIL_TAKEOVER = 3
-
-
-def _split(value: Any) -> Any:
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
-CommaSeparated = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 
 class ControllerSettings(ServiceSettings):

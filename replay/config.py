@@ -8,11 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
-from pydantic_settings import NoDecode
 
 from controller.policy.plugins import installed
 from service.errors import WadilocoError
-from service.settings import Settings, is_loopback
+from service.settings import CommaSeparated, Settings, is_loopback
 from sidecar.slo import parse_slo
 
 BUNDLED_TRACE = Path(__file__).parent / "data" / "bursty.jsonl"
@@ -35,19 +34,12 @@ def is_policy(name: str) -> bool:
     return name in POLICIES or name in installed()
 
 
-def _split(value: Any) -> Any:
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
 def check_slo(value: Any) -> Any:
     try:
         parse_slo(str(value))
     except WadilocoError as exc:
         raise ValueError(f"{exc.message}: {exc.remedy}") from exc
     return value
-
-
-CommaSeparated = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 
 class ReplaySettings(Settings):

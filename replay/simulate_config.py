@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from replay.config import BUNDLED_TRACE, POLICIES, CommaSeparated, check_slo, is_policy
-from service.settings import Settings
+from replay.config import BUNDLED_TRACE, POLICIES, check_slo, is_policy
+from service.settings import CommaSeparated, Settings
 
 ORACLE = "oracle"
 SIMULATED = (*POLICIES, ORACLE)

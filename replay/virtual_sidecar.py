@@ -80,7 +80,8 @@ def watch(
             assert verdict.outcome is SampleOutcome.ACCEPTED
             assert verdict.sample is not None
             costs.offer(verdict.sample)
-        yield Moment(samples.views(now_s), costs.view(names, now_s=now_s, sync_s=sync_s))
+        servers = samples.views_beside(((name, name) for name in names), now_s)
+        yield Moment(servers, costs.view(names, now_s=now_s, sync_s=sync_s))
 
 
 def name_of(index: int) -> str:

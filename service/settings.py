@@ -13,9 +13,10 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import (
+    BeforeValidator,
     Field,
     FilePath,
     Secret,
@@ -28,6 +29,7 @@ from pydantic import (
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
@@ -38,6 +40,14 @@ from service.errors import ConfigError
 from service.help import OptionWriter
 
 S = TypeVar("S", bound="Settings")
+
+
+def _split(value: Any) -> Any:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+CommaSeparated = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+"""Several words of one option: ``a,b``; a list in a settings file."""
 
 
 class Settings(BaseSettings):
