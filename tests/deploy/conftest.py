@@ -47,7 +47,8 @@ def base_archive() -> Path:
 def wheels(base_archive: Path) -> Path:
     """What the images install, fetched once by this machine's own pip with whatever index it is set up for."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
+    extras = project["project"]["optional-dependencies"]
+    wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"], *extras["postgres"]]
     constraints = ROOT / "constraints-dev.txt"
     python = python_version(base_archive)
     key = hashlib.sha256(repr(wanted).encode() + constraints.read_bytes()).hexdigest()[:16]
