@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 DESCRIPTION = "Decides when the islands of one fleet sync: registry, policy, budget, journal."
 # 20,000 samples of a relay.
 MAX_BODY_BYTES = 64 << 20
+MAX_ORDER_BYTES = 2 << 20
+"""Anything else: a heartbeat with a thousand sync reports has half of it. More would hold up the event loop."""
 
 
 def build_controller_app(
@@ -118,7 +120,8 @@ def _build(
         registry=controller.metrics.registry,
         readiness=lambda: controller.obstacle,
         description=DESCRIPTION,
-        max_body_bytes=MAX_BODY_BYTES,
+        max_body_bytes=MAX_ORDER_BYTES,
+        larger_bodies={"/v1/samples": MAX_BODY_BYTES},
     )
     app.add_middleware(CountRefusals, refusals=controller.metrics.refusals)
     app.add_exception_handler(StandbyError, answer_standby)

@@ -319,7 +319,7 @@ class Controller:
 
     async def directives(self, agent_id: str, *, instance: str, after: int, wait_s: float) -> Directives:
         self.state.registry.check(agent_id, instance)
-        await self.state.mailboxes.wait_for_news(agent_id, after=after, wait_s=wait_s)
+        await self.state.mailboxes.wait_for_news(agent_id, after=after, wait_s=wait_s, clock=self.clock)
         # Another process may have taken over meanwhile: then these are not for this one.
         self.state.registry.check(agent_id, instance)
         found = self.state.mailboxes.read(agent_id, after=after, now_s=self.clock())

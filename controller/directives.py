@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
+from controller.clock import Clock
 from controller.registry import StateStore
 from controller.schema import Directive, DirectiveKind
 from service.wire import Wire
@@ -76,11 +77,16 @@ class Mailboxes:
             and (directive.deadline_s is None or now_s < directive.deadline_s)
         ]
 
-    async def wait_for_news(self, agent_id: str, *, after: int, wait_s: float) -> None:
-        """Return when a directive after ``after`` may have come, at the latest after ``wait_s`` seconds."""
+    async def wait_for_news(self, agent_id: str, *, after: int, wait_s: float, clock: Clock) -> None:
+        """Return when there is a directive to `read` after ``after``, at the latest after ``wait_s`` seconds.
+
+        One whose deadline has passed is none: to answer for it would have the agent ask again at once, for ever.
+        """
         deadline_s = time.monotonic() + wait_s
         begun = self._num_interrupts
-        while not self._closed and begun == self._num_interrupts and not self._has_news(agent_id, after):
+        while (
+            not self._closed and begun == self._num_interrupts and not self.read(agent_id, after=after, now_s=clock())
+        ):
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 return
@@ -89,10 +95,6 @@ class Mailboxes:
                 await asyncio.wait_for(event.wait(), left_s)
             except TimeoutError:
                 return
-
-    def _has_news(self, agent_id: str, after: int) -> bool:
-        box = self._boxes.get(agent_id)
-        return box is not None and any(after < directive.seq <= self._announced for directive in box.directives)
 
     def _release_all(self) -> None:
         news, self._news = self._news, {}

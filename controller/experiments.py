@@ -224,7 +224,8 @@ class Experiments:
             return
         replaced: dict[str, object] = {}
         own = [experiment.policy(index) for index in range(len(experiment.order))]
-        if experiment.blocks and state.policy_spec not in own:
+        # What the settings name now may be one of its own two policies.
+        if experiment.blocks and (state.policy_was_changed or state.policy_spec not in own):
             replaced["before_policy"] = state.policy_spec
         if experiment.blocks and state.budget.spec not in {washout_budget(spec), budget_of(spec)}:
             replaced["before_budget"] = state.budget

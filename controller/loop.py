@@ -167,6 +167,7 @@ class Loop:
 
     def sync_now(self, *, dry_run: bool) -> str:
         """An operator's order to sync; refused for what no order can override."""
+        self._controller.lab.experiments.check_idle("action")
         now_s = self._controller.clock()
         view = build_view(self._state, now_s)
         num_called = None

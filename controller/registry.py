@@ -68,8 +68,11 @@ class Registry:
         """After a restart of the controller: every lease starts anew, and slots that no longer exist are taken back."""
         for agent in list(self._agents.values()):
             kept = agent.slot if agent.slot is not None and agent.slot < self._terms.num_slots else None
-            if agent.membership is Membership.ACTIVE or kept != agent.slot:
-                self._set(agent, slot=kept, last_beat_s=now_s, progress_current=False)
+            if agent.membership is not Membership.ACTIVE and kept == agent.slot:
+                continue
+            # Who trains in a slot that is no more has to notice: its heartbeats are refused until it registers again.
+            fence = {} if kept == agent.slot else {"granted_epoch": self._next_epoch()}
+            self._set(agent, slot=kept, last_beat_s=now_s, progress_current=False, **fence)
 
     def register(self, request: AgentRegistration, *, now_s: float) -> AgentRecord:
         """Give or renew a lease.

@@ -57,7 +57,7 @@ class AgentRegistration(Wire):
     """Server whose load this island competes with; None binds it by ``node``."""
     slot: Slot | None = None
     """Slot that the agent asks for (one it held before, or a fixed one); None takes the lowest free one."""
-    url: str | None = None
+    url: str | None = Field(default=None, max_length=512, pattern=r"^https?://")
     """Where the agent's own HTTP service listens."""
     num_parameters: int | None = Field(default=None, ge=1)
     num_fragments: int = Field(default=1, ge=1, le=MAX_FRAGMENTS)

@@ -89,7 +89,9 @@ class FleetState:
         before = _read_configured(meta)
         budgets = self._read_orders("budget", BudgetStatus, lambda budget: check_budget(budget.spec))
         policies = self._read_orders("policy", PolicySpec)
-        kept = before is not None and before.policy == wanted.policy and policies
+        self.policy_was_changed = before is not None and before.policy != wanted.policy
+        """The settings name another policy than at the last start."""
+        kept = before is not None and not self.policy_was_changed and policies
         try:
             self.set_policy(policies[0] if kept else wanted.policy)
         except InputError as exc:

@@ -8,6 +8,7 @@ Exit code 0 when the experiment came to its end, 1 when somebody else stopped it
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -95,6 +96,8 @@ class SwitchbackSettings(PeerSettings):
 def main(argv: Sequence[str]) -> int:
     settings = load_settings(SwitchbackSettings, argv)
     configure_logging(settings.log_level)
+    # What a service manager or CI sends means the same as Ctrl-C: say what is left running.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         options = client_options(settings, settings.controller, timeout_s=TIMEOUT_S)
     except OSError as exc:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import hmac
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 
@@ -29,6 +29,7 @@ from service.settings import ServiceSettings
 from service.tasks import Background, background
 
 DEFAULT_MAX_BODY_BYTES = 8 << 20
+NO_LARGER_BODIES: Mapping[str, int] = {}
 
 # A `_created` series per counter tells the process's start over and over.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -46,6 +47,7 @@ def build_app(
     readiness: Readiness,
     description: str,
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
+    larger_bodies: Mapping[str, int] = NO_LARGER_BODIES,
 ) -> FastAPI:
     """An application whose background tasks live as long as it does.
 
@@ -72,7 +74,7 @@ def build_app(
     )
     app.include_router(build_docs())
     app.state.tasks = None
-    app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    app.add_middleware(BodyLimit, max_bytes=max_body_bytes, larger=larger_bodies)
     app.add_middleware(BodyUntilExit)
     if settings.token is not None:
         app.add_middleware(BearerToken, token=settings.token.get_secret_value())
@@ -202,19 +204,24 @@ async def _unless_set(event: asyncio.Event, message: Awaitable[Message]) -> Mess
 
 
 class BodyLimit:
-    """ASGI middleware: a request body over ``max_bytes`` ends with 413, whether or not it announced its length."""
+    """ASGI middleware: a request body over ``max_bytes`` ends with 413, whether or not it announced its length.
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+    ``larger`` has the paths that take more.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int, larger: Mapping[str, int]) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._larger = larger
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        max_bytes = self._larger.get(scope["path"], self._max_bytes)
         announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-        if announced.isdigit() and int(announced) > self._max_bytes:
-            await self._refuse(scope, receive, send)
+        if announced.isdigit() and int(announced) > max_bytes:
+            await self._refuse(scope, receive, send, max_bytes)
             return
         received = 0
 
@@ -222,12 +229,12 @@ class BodyLimit:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
-            if received > self._max_bytes:
-                raise HTTPException(413, f"body is over {self._max_bytes} bytes")
+            if received > max_bytes:
+                raise HTTPException(413, f"body is over {max_bytes} bytes")
             return message
 
         await self._app(scope, limited_receive, send)
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        message = f"body is over {self._max_bytes} bytes"
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send, max_bytes: int) -> None:
+        message = f"body is over {max_bytes} bytes"
         await error_response(413, "InputError", message, "body", "send smaller batches")(scope, receive, send)

@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 
 import httpx
 
+from service.errors import ConfigError
 from service.settings import PeerSettings
 
 
@@ -21,7 +22,15 @@ class ClientOptions(TypedDict):
 
 
 def client_options(settings: PeerSettings, base_url: str, *, timeout_s: float) -> ClientOptions:
-    """Options for a client of the peer at ``base_url`` whose every wait ends after ``timeout_s`` seconds."""
+    """Options for a client of the peer at ``base_url`` whose every wait ends after ``timeout_s`` seconds.
+
+    Raises:
+        ConfigError: that is no URL.
+    """
+    try:
+        httpx.URL(base_url)
+    except httpx.InvalidURL as exc:
+        raise ConfigError(f"{base_url} is no URL: {exc}", field="URL", remedy="give one, http://HOST:PORT") from exc
     headers = {"Authorization": f"Bearer {settings.token.get_secret_value()}"} if settings.token else {}
     verify: ssl.SSLContext | bool = True
     if settings.tls_ca is not None:

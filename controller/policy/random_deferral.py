@@ -31,7 +31,7 @@ MAX_DRAWN = 100_000
 class RandomDeferralParams(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=0)
     """Seed of the draws; by default the controller's."""
     draw: int = Field(default=0, ge=0)
     """Which of the schedules of this seed."""

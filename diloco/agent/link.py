@@ -94,6 +94,9 @@ class ControllerLink:
             if refusal.field == "slot" and state.assignment is not None:
                 logger.warning("slot %d is another agent's now, stopping the worker", state.assignment.slot)
                 state.assign(None, None)
+        elif isinstance(refusal, InputError) and refusal.field == "slot" and state.assignment is not None:
+            logger.warning("slot %d is no more, stopping the worker", state.assignment.slot)
+            state.assign(None, None)
         elif isinstance(refusal, InputError) and (bad := re.search(r"\bsyncs\.(\d+)", refusal.field or "")):
             # It would be refused for ever, and with it every later report.
             index = int(bad[1])

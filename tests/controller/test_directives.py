@@ -6,14 +6,15 @@ import asyncio
 
 from controller.directives import Mailboxes
 from controller.schema import DirectiveKind
-from tests.controller.helpers import MemoryStore
+from tests.controller.helpers import ManualClock, MemoryStore
 
 
 def test_only_those_with_news_are_woken() -> None:
     async def main() -> None:
-        boxes = Mailboxes(MemoryStore(), [], seq=0)
+        boxes, clock = Mailboxes(MemoryStore(), [], seq=0), ManualClock()
         polls = {
-            name: asyncio.create_task(boxes.wait_for_news(name, after=0, wait_s=30)) for name in ("a0", "a1", "a2")
+            name: asyncio.create_task(boxes.wait_for_news(name, after=0, wait_s=30, clock=clock))
+            for name in ("a0", "a1", "a2")
         }
         await asyncio.sleep(0)
         for name in ("a0", "a1"):
@@ -37,7 +38,27 @@ def test_news_that_were_announced_before_the_question_are_answered_at_once() -> 
         boxes = Mailboxes(MemoryStore(), [], seq=0)
         boxes.write("a0", DirectiveKind.STOP, epoch=1, t_s=0.0)
         boxes.announce(1)
-        await asyncio.wait_for(boxes.wait_for_news("a0", after=0, wait_s=30), 5)
+        await asyncio.wait_for(boxes.wait_for_news("a0", after=0, wait_s=30, clock=ManualClock()), 5)
         assert [directive.seq for directive in boxes.read("a0", after=0, now_s=0.0)] == [1]
+
+    asyncio.run(main())
+
+
+def test_a_directive_whose_deadline_has_passed_wakes_nobody() -> None:
+    """An agent that asks again at once would do so for ever."""
+
+    async def main() -> None:
+        boxes, clock = Mailboxes(MemoryStore(), [], seq=0), ManualClock()
+        boxes.write("a0", DirectiveKind.SYNC, epoch=1, t_s=clock(), round=0, deadline_s=clock() + 3)
+        boxes.announce(1)
+        await asyncio.wait_for(boxes.wait_for_news("a0", after=0, wait_s=30, clock=clock), 5)
+        clock.advance(4)
+        poll = asyncio.create_task(boxes.wait_for_news("a0", after=0, wait_s=30, clock=clock))
+        await asyncio.sleep(0)
+        assert set(boxes._news) == {"a0"}
+        boxes.write("a0", DirectiveKind.STOP, epoch=1, t_s=clock())
+        boxes.announce(2)
+        await asyncio.wait_for(poll, 5)
+        assert [directive.kind for directive in boxes.read("a0", after=0, now_s=clock())] == [DirectiveKind.STOP]
 
     asyncio.run(main())

@@ -302,6 +302,27 @@ def test_other_settings_after_a_restart_become_what_comes_back(tmp_path: Path) -
     play(make_settings(fresh, tick_s=4, policy="no_sync", min_h=10), clock, stopped_by_settings)
 
 
+def test_a_policy_of_the_settings_that_is_also_an_arm_does_not_take_over_the_running_block(tmp_path: Path) -> None:
+    for name, params in (("pressure_gate", {}), ("fixed_h", {"h": 10})):
+        folder, clock = tmp_path / name, ManualClock()
+        folder.mkdir()
+        block: dict[str, str] = {}
+
+        async def before(client: Client, fleet: SimFleet, block: dict[str, str] = block) -> None:
+            await start(client)
+            await fleet.run(5)
+            block["policy"] = (await client.get("/v1/policy"))["name"]
+
+        async def after(client: Client, block: dict[str, str] = block, name: str = name) -> None:
+            assert (await client.get("/v1/policy"))["name"] == block["policy"]
+            assert (await look(client)).policy_after.name == name
+            await client.http.delete("/v1/experiments/1")
+            assert (await client.get("/v1/policy"))["name"] == name
+
+        play(settings(folder), clock, with_fleet(before, clock))
+        play(make_settings(folder, tick_s=4, policy=name, policy_params=params), clock, after)
+
+
 async def stopped_by_settings(client: Client) -> None:
     status = await look(client)
     assert status.state is ExperimentState.STOPPED

@@ -94,6 +94,22 @@ def test_an_old_epoch_is_refused_but_others_joining_makes_nobodys_epoch_old() ->
             registry.check_epoch(agent, epoch)
 
 
+def test_who_holds_a_slot_that_is_no_more_is_fenced_and_comes_back_as_a_spare() -> None:
+    store = MemoryStore()
+    before = make(num_slots=2, store=store)
+    holders = [before.register(registration(name), now_s=0.0) for name in ("a0", "a1")]
+    terms = LeaseTerms(num_slots=1, lease_timeout_s=LEASE_S, takeover_after_s=TAKEOVER_S)
+    registry = Registry(store, terms, epoch=before.epoch, agents=before.agents)
+    registry.grace(1.0)
+    registry.check_epoch(registry.check("a0", "first"), holders[0].granted_epoch)
+    with pytest.raises(ConflictError):
+        registry.check_epoch(registry.check("a1", "first"), holders[1].granted_epoch)
+    with pytest.raises(InputError) as refused:
+        registry.register(registration("a1", slot=1), now_s=2.0)
+    assert refused.value.field == "slot"
+    assert registry.register(registration("a1"), now_s=2.0).slot is None
+
+
 def test_the_slot_of_a_lost_agent_is_kept_for_one_more_lease_and_then_given_to_a_spare() -> None:
     registry = make(num_slots=1)
     registry.register(registration("a0"), now_s=0.0)

@@ -121,7 +121,10 @@ def test_the_command_runs_an_experiment_to_its_end_and_prints_it(tmp_path: Path)
         assert "policy now: fixed_h:h=10" in again.stdout
 
 
-def test_an_interrupt_without_a_terminal_stops_the_experiment_and_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_without_a_terminal_stops_the_experiment_and_says_so(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     with controller(tmp_path) as process:
         command = subprocess.Popen(
             switchback(process, *LONG),
@@ -133,7 +136,7 @@ def test_an_interrupt_without_a_terminal_stops_the_experiment_and_says_so(tmp_pa
         eventually(lambda: process.http.get("/v1/experiments/1").status_code == 200, "an experiment")
         assert command.stdout is not None
         assert "block 1/4" in command.stdout.readline()
-        command.send_signal(signal.SIGINT)
+        command.send_signal(number)
         _, stderr = command.communicate(timeout=DEADLINE_S)
         assert command.returncode == 130
         assert "experiment 1 is stopped, policy fixed_h:h=10 and its budget are back" in stderr
