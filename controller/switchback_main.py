@@ -96,8 +96,10 @@ class SwitchbackSettings(PeerSettings):
 def main(argv: Sequence[str]) -> int:
     settings = load_settings(SwitchbackSettings, argv)
     configure_logging(settings.log_level)
-    # What a service manager or CI sends means the same as Ctrl-C: say what is left running.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # What a service manager or CI sends means the same as Ctrl-C: say what is left running. A shell's background job
+    # has SIGINT ignored, and whoever sends it all the same means it.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
         options = client_options(settings, settings.controller, timeout_s=TIMEOUT_S)
     except OSError as exc:
