@@ -156,6 +156,8 @@ def test_a_round_completes_without_the_controller_and_is_counted_once_when_it_is
 ) -> None:
     run = hold("--mode", mode, "--sync-timeout-s", "120")
     run.third.next_sync()
+    # In per_island mode the others are directed when their own reports say that it is time.
+    run.until(lambda: directed(run.controller) >= {0, 1, 2}, "directives to all")
     if moment == "after the pushes":
         run.until(lambda: run.slots() == (0, 1), "both pushes")
     slots = {one["agent_id"]: one["slot"] for one in run.controller.get("/v1/islands").json()}
@@ -230,6 +232,12 @@ def test_a_late_island_is_taken_in_with_less_weight(hold: Callable[..., Held]) -
 def rounds_of(controller: Any) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = controller.get("/v1/rounds").json()["rounds"]
     return found
+
+
+def directed(controller: Any) -> set[int]:
+    """Slots that were told to come to a round."""
+    decisions = controller.get("/v1/decisions?limit=10000").json()["decisions"]
+    return {slot for one in decisions if one["action"] == "sync" for slot in one["slots"]}
 
 
 def spent(controller: Any) -> int:
