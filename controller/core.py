@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from dataclasses import dataclass
 
 from controller.budget import check_budget, is_over
@@ -54,7 +55,7 @@ from service.errors import ConflictError, InputError, UnavailableError
 logger = logging.getLogger(__name__)
 
 SAMPLES_AT_ONCE = 100
-"""Some two milliseconds."""
+"""Some four milliseconds: to check one and pass it on takes about forty microseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +153,7 @@ class Controller:
             InputError: the body is no batch.
         """
         rejected: list[RejectedSample] = []
+        outcomes: Counter[SampleOutcome] = Counter()
         async with self._ingesting:
             samples = read_batch(body)
             accepted = []
@@ -159,11 +161,14 @@ class Controller:
                 if index % SAMPLES_AT_ONCE == 0:
                     await asyncio.sleep(0)
                 verdict = self._judge(raw)
+                outcomes[verdict.outcome] += 1
                 if verdict.outcome is not SampleOutcome.ACCEPTED:
                     rejected.append(RejectedSample(index=index, reason=verdict.outcome, detail=verdict.detail[:500]))
                 elif verdict.sample is not None:
                     accepted.append(verdict.sample)
             self.lab.observe(accepted)
+        for outcome, number in outcomes.items():
+            self.metrics.samples.labels(outcome).inc(number)
         await self._try_commit()
         return SampleReceipt(accepted=len(samples) - len(rejected), rejected=rejected)
 
@@ -171,7 +176,6 @@ class Controller:
         """Whether a sample counts; one that does is passed on."""
         state = self.state
         verdict = state.samples.offer(raw, self.clock())
-        self.metrics.samples.labels(verdict.outcome).inc()
         sample = verdict.sample
         if verdict.outcome is SampleOutcome.ACCEPTED and sample is not None:
             self.recent.history.add(sample)

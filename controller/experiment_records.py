@@ -7,15 +7,8 @@ import logging
 import math
 from collections.abc import Iterable
 
-from controller.schema import (
-    Arm,
-    Block,
-    BudgetStatus,
-    ExperimentSpec,
-    ExperimentState,
-    ExperimentStatus,
-    PolicySpec,
-)
+from controller.lab_schema import Arm, Block, ExperimentSpec, ExperimentState, ExperimentStatus
+from controller.schema import BudgetStatus, PolicySpec
 from controller.switchback import block_order, has_equal_syncs, policy_of, result_of
 from service.wire import Wire
 

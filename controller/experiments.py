@@ -23,13 +23,8 @@ from controller.experiment_records import (
     ExperimentRecord,
     restore_experiments,
 )
+from controller.lab_schema import Block, Disturbance, ExperimentSpec, ExperimentState
 from controller.policy.base import FleetView, bound_names
-from controller.schema import (
-    Block,
-    Disturbance,
-    ExperimentSpec,
-    ExperimentState,
-)
 from controller.state import FleetState
 from controller.switchback import (
     budget_of,

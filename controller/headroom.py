@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from controller.schema import Headroom, HeadroomVerdict, PolicyHeadroom
+from controller.lab_schema import Headroom, HeadroomVerdict, PolicyHeadroom
 
 NUM_DRAWS = 500
 """The mean of so many is known to a twentieth of the spread."""

@@ -7,9 +7,10 @@ import math
 from collections.abc import Sequence
 
 from controller.headroom import Conduct, CostSource, Window, assess
+from controller.lab_schema import Headroom
 from controller.policy.base import bound_names
 from controller.records import RoundEntry
-from controller.schema import BudgetSpec, Headroom, PolicySpec
+from controller.schema import BudgetSpec, PolicySpec
 from controller.shadow_book import ShadowBook
 from controller.state import FleetState
 from controller.view import build_view

@@ -17,8 +17,8 @@ from controller.experiments import Experiments
 from controller.headroom import CostSource
 from controller.headroom_monitor import WINDOW_S, HeadroomMonitor, NoCosts
 from controller.lab_metrics import LabMetrics
+from controller.lab_schema import ExperimentSpec, ExperimentStatus, Headroom, ShadowOrder, ShadowPage
 from controller.policy.base import FleetView, bound_names
-from controller.schema import ExperimentSpec, ExperimentStatus, Headroom, ShadowOrder, ShadowPage
 from controller.shadow_book import ShadowBook
 from controller.state import FleetState
 from controller.view import build_view

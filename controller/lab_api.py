@@ -9,7 +9,7 @@ from fastapi.openapi.models import Example
 
 from controller.core import Controller
 from controller.headroom_monitor import WINDOW_S
-from controller.schema import ExperimentPage, ExperimentSpec, ExperimentStatus, Headroom, ShadowOrder, ShadowPage
+from controller.lab_schema import ExperimentPage, ExperimentSpec, ExperimentStatus, Headroom, ShadowOrder, ShadowPage
 
 MIN_WINDOW_S, MAX_WINDOW_S = 300, 7200
 

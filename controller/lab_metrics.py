@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from controller.lab_schema import Headroom
 from controller.metrics import PREFIX
-from controller.schema import Headroom
 
 _OF_WINDOW = {
     "random_cost": ("random_violations", "Expected violations that randomly timed syncs would have added."),

@@ -18,9 +18,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from controller.journal_tables import decision_row
 from controller.lab_metrics import LabMetrics
+from controller.lab_schema import ShadowStatus
 from controller.policy.base import Decision, FleetView, Policy
 from controller.policy_words import check_shadows
-from controller.schema import Action, DecisionRecord, PolicySpec, Reason, ShadowStatus
+from controller.schema import Action, DecisionRecord, PolicySpec, Reason
 from controller.shadow import Odometer, VirtualRun, follow_budget, odometers, shadow_view, with_sync
 from controller.state import FleetState
 from service.errors import InputError

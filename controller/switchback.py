@@ -18,18 +18,11 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from controller.budget import check_budget
+from controller.lab_schema import Arm, Block, ExperimentResult, ExperimentSpec, ExperimentVerdict
 from controller.policy import PolicyContext, make_policy
 from controller.policy.base import FleetView, summarize
 from controller.policy.guard import SAFETY
-from controller.schema import (
-    Arm,
-    Block,
-    BudgetSpec,
-    ExperimentResult,
-    ExperimentSpec,
-    ExperimentVerdict,
-    PolicySpec,
-)
+from controller.schema import BudgetSpec, PolicySpec
 from service.errors import InputError
 from service.statistics import bootstrap_ci95, sign_flip_p_value
 

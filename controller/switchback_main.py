@@ -18,8 +18,8 @@ import httpx
 from pydantic import Field, field_validator, model_validator
 from rich.console import Console
 
+from controller.lab_schema import ExperimentSpec, ExperimentState, ExperimentStatus
 from controller.policy_words import parse_policy
-from controller.schema import ExperimentSpec, ExperimentState, ExperimentStatus
 from controller.switchback_view import ProgressView, show
 from service.client import client_options, explain_response
 from service.errors import ConfigError, ConflictError, InputError, UnavailableError

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from controller.schema import (
+from controller.lab_schema import (
     Arm,
     Block,
     Disturbance,

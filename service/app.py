@@ -53,7 +53,6 @@ def build_app(
 
     ``lifespan(app, tasks)`` is entered with a `Background`; ``app.state.tasks`` holds it while the application runs.
     """
-    started_s = time.monotonic()
 
     @asynccontextmanager
     async def run(app: FastAPI) -> AsyncIterator[None]:
@@ -82,6 +81,13 @@ def build_app(
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http)
 
+    _add_health_routes(app, registry=registry, readiness=readiness)
+    return app
+
+
+def _add_health_routes(app: FastAPI, *, registry: CollectorRegistry, readiness: Readiness) -> None:
+    started_s = time.monotonic()
+
     @app.get("/healthz", tags=["health"], summary="Alive: the process and its own tasks run")
     async def healthz() -> Response:
         tasks: Background | None = app.state.tasks
@@ -102,8 +108,6 @@ def build_app(
     async def metrics(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(registry), headers={"Content-Type": content_type})
-
-    return app
 
 
 def package_version() -> str:

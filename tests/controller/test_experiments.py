@@ -11,7 +11,7 @@ import pytest
 
 from controller.config import ControllerSettings
 from controller.experiment_records import TICKS_OF_ABSENCE
-from controller.schema import Arm, ExperimentState, ExperimentStatus, ExperimentVerdict
+from controller.lab_schema import Arm, ExperimentState, ExperimentStatus, ExperimentVerdict
 from tests.controller.helpers import Client, ManualClock, make_settings, play, sample
 from tests.controller.sim_fleet import SimFleet
 

@@ -26,7 +26,7 @@ from controller.headroom import (
     random_costs,
     start_costs,
 )
-from controller.schema import Headroom, HeadroomVerdict
+from controller.lab_schema import Headroom, HeadroomVerdict
 
 SINCE_S = 1_700_000_000.0
 

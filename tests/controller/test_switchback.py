@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from controller.lab_schema import Arm, Block, Disturbance, ExperimentSpec, ExperimentVerdict
 from controller.policy import PolicyContext
 from controller.policy.base import BudgetView, FleetView, IslandView
-from controller.schema import Arm, Block, Disturbance, ExperimentSpec, ExperimentVerdict, PolicySpec
+from controller.schema import PolicySpec
 from controller.switchback import (
     block_order,
     budget_of,
