@@ -63,7 +63,6 @@ class Contender:
         self._asking: asyncio.Task[None] | None = None
         self._trouble: str | None = "standby, looking for the leader"
         self._leader: Standing | None = None
-        self._exit: asyncio.Event | None = None
         self.term: int | None = None
 
     @property
@@ -162,8 +161,10 @@ class Contender:
                 await asyncio.wait({until}, timeout=pause_s)
 
     async def _ping(self) -> None:
-        sent_s = time.monotonic()
-        await self._ask(self._lock.ping)
+        lock, sent_s = self._lock, time.monotonic()
+        await self._ask(lock.ping)
+        if lock is not self._lock:  # dropped meanwhile
+            return
         self._held_until_s = max(self._held_until_s, sent_s + VALID * self._failover_s)
 
     async def _ask(self, work: Callable[[], T]) -> T:

@@ -51,6 +51,7 @@ from controller.schema import (
 from controller.state import FleetState
 from controller.view import build_view
 from service.errors import ConflictError, InputError, UnavailableError
+from sidecar.schema import LoadSample
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +97,10 @@ class Controller:
 
     def prepare(self, state: FleetState) -> Tenure:
         """All that is restored with a state; it reads the journal, and so may block."""
-        lab = Lab(state, self._lab_metrics, self.clock, costs=self._costs or state.costs)
-        return Tenure(state=state, lab=lab, recent=read_recent(state))
+        recent = read_recent(state)
+        costs = self._costs or state.costs
+        lab = Lab(state, self._lab_metrics, self.clock, costs=costs, remember=recent.decisions.add)
+        return Tenure(state=state, lab=lab, recent=recent)
 
     def enter(self, tenure: Tenure | None) -> None:
         """Work on this from now on; on nothing, while another controller leads."""
@@ -156,9 +159,11 @@ class Controller:
         outcomes: Counter[SampleOutcome] = Counter()
         async with self._ingesting:
             samples = read_batch(body)
-            accepted = []
+            accepted: list[LoadSample] = []
             for index, raw in enumerate(samples):
                 if index % SAMPLES_AT_ONCE == 0:
+                    self.lab.observe(accepted)  # before anybody else can commit the samples themselves
+                    accepted.clear()
                     await asyncio.sleep(0)
                 verdict = self._judge(raw)
                 outcomes[verdict.outcome] += 1

@@ -55,6 +55,12 @@ class Experiment:
     def current(self) -> Block:
         return self.blocks[-1]
 
+    @property
+    def latest_blocks(self) -> list[tuple[int, Block]]:
+        """With their places: the running one, and the one before it, whose last samples may still come."""
+        first = max(0, len(self.blocks) - 2)
+        return list(enumerate(self.blocks[first:], first))
+
     def max_absence_s(self, tick_s: float) -> float:
         counts_s = self.record.spec.block_s - self.record.spec.washout_s
         return max(MAX_ABSENCE_FRAC * counts_s, TICKS_OF_ABSENCE * tick_s + SEEN_EVERY_S)

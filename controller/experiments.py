@@ -3,7 +3,7 @@
 Each block sets its policy, and a budget of none; when the washout is over it gets the budget of the block. Samples of
 the servers that islands are bound to count for the block in which their interval lies, also those that come late: the
 block before the running one stays open, the last one for `SETTLE_S` after its end. What a sample adds is queued for
-the journal with the sample itself, so that a kill loses or counts both.
+the journal with the sample itself: where that keeps every sample, a kill loses or counts both.
 
 After an absence (the controller was killed, or stood still) of up to `MAX_ABSENCE_FRAC` of what counts of a block, or
 of a few ticks, the block goes on. After a longer one, or when its budget was lost, it begins again, and all later ones
@@ -164,7 +164,7 @@ class Experiments:
     def _look(self, experiment: Experiment, now_s: float) -> None:
         entries = self._state.rounds.entries[-2 * (experiment.record.spec.syncs_per_block + RECENT_ROUNDS) :]
         self._sync_windows = tuple((e.began_s, e.closed_s or math.inf) for e in entries[-RECENT_ROUNDS:])
-        for at, block in list(enumerate(experiment.blocks))[-2:]:
+        for at, block in experiment.latest_blocks:
             syncs = sum(entry.spent and block.counts_from_s <= entry.began_s < block.ends_s for entry in entries)
             if syncs != block.syncs:
                 self._set_block(experiment, at, syncs=syncs)
@@ -178,8 +178,7 @@ class Experiments:
 
     def follow(self, bound: Collection[str]) -> None:
         """Servers that islands are bound to now. Those of islands that died stay: their requests go on."""
-        if self.running is not None:
-            self._bound |= frozenset(bound)
+        self._bound |= frozenset(bound)
 
     def observe(self, samples: Iterable[LoadSample]) -> None:
         """Count what samples say of the SLO; the interval of each must lie within one block."""
@@ -193,7 +192,7 @@ class Experiments:
         if sample.slo_requests is None or sample.slo_violations is None or sample.interval_s is None:
             return
         began_s = sample.t_s - sample.interval_s
-        for at, block in list(enumerate(experiment.blocks))[-2:]:
+        for at, block in experiment.latest_blocks:
             if block.counts_from_s <= began_s and sample.t_s <= block.ends_s:
                 in_sync = float(self._is_in_sync(sample, began_s))
                 self._set_block(

@@ -78,7 +78,7 @@ class Window:
     costs_per_s: tuple[float | None, ...]
     """Second by second from ``since_s``."""
     syncs_per_s: float | None
-    """The budget's number over its horizon; None without."""
+    """The budget's number over its horizon, or its rate; None without."""
     min_gap_s: float
     sync_s: float
     conducts: tuple[Conduct, ...]

@@ -1,11 +1,17 @@
-"""Keeps the headroom of the running fleet up to date: gathered on the event loop, computed in a thread."""
+"""Keeps the headroom of the running fleet up to date: gathered on the event loop, computed in a thread.
+
+The costs are read in the thread too: of a thousand servers they are two million numbers. Samples may come meanwhile, so
+that of the newest second some servers may be missing.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
+from controller.costs import HISTORY_S
 from controller.headroom import Conduct, CostSource, Window, assess
 from controller.lab_schema import Headroom
 from controller.policy.base import bound_names
@@ -15,16 +21,10 @@ from controller.shadow_book import ShadowBook
 from controller.state import FleetState
 from controller.view import build_view
 
-WINDOW_S = 1800
+WINDOW_S = HISTORY_S
+"""All that is known of the costs."""
 EVERY_S = 30.0
 """A window of `WINDOW_S` takes some 20 ms of a thread for each policy."""
-
-
-class NoCosts:
-    """Where nothing is known of what syncs cost."""
-
-    def series(self, server_ids: Sequence[str], *, since_s: float, until_s: float) -> tuple[float | None, ...]:
-        return (None,) * max(0, int(until_s - since_s))
 
 
 class HeadroomMonitor:
@@ -49,17 +49,21 @@ class HeadroomMonitor:
     async def report(self, now_s: float, *, window_s: int) -> Headroom:
         """One at a time: whoever asks more often only waits longer."""
         async with self._turn:
-            return await asyncio.to_thread(assess, self._gather(now_s, window_s))
+            servers, until_s = sorted(bound_names(build_view(self._state, now_s))), math.floor(now_s)
+            window = self._gather()
+            return await asyncio.to_thread(self._assess, servers, window, until_s - window_s, until_s)
 
-    def _gather(self, now_s: float, window_s: int) -> Window:
+    def _assess(self, servers: Sequence[str], window: Window, since_s: int, until_s: int) -> Headroom:
+        costs = self._costs.series(servers, since_s=since_s, until_s=until_s)
+        return assess(replace(window, since_s=until_s - len(costs), costs_per_s=costs))
+
+    def _gather(self) -> Window:
+        """All but the costs."""
         state = self._state
-        until_s = math.floor(now_s)
-        servers = sorted(bound_names(build_view(state, now_s)))
-        costs = self._costs.series(servers, since_s=until_s - window_s, until_s=until_s)
         budget = state.budget.spec
         return Window(
-            since_s=until_s - len(costs),
-            costs_per_s=costs,
+            since_s=0.0,
+            costs_per_s=(),
             syncs_per_s=_rate(budget),
             min_gap_s=budget.min_gap_s,
             sync_s=state.rounds.expected_sync_s(),
@@ -81,6 +85,8 @@ class HeadroomMonitor:
 
 
 def _rate(budget: BudgetSpec) -> float | None:
+    if budget.syncs_per_hour is not None:
+        return budget.syncs_per_hour / 3600.0
     if budget.outer_syncs is None or budget.horizon_s is None:
         return None
     return budget.outer_syncs / budget.horizon_s

@@ -21,8 +21,6 @@ from controller.policy.cost_view import CostView
 from controller.policy.rule import common_terms
 from controller.schema import Action, Reason
 
-MIN_WINDOW_S = 1e-3
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundToJoin:
@@ -80,14 +78,17 @@ def view_to_join(
     last_sync_s: float | None,
 ) -> FleetView:
     """What the island decides on while there is a round that it may come to."""
-    window_s = max(joins.due_s - joins.opened_s, MIN_WINDOW_S)
     return replace(
         fleet,
         islands=(island,),
         servers=servers,
         costs=costs,
         budget=BudgetView(
-            outer_syncs=1, horizon_s=window_s, started_s=joins.opened_s, last_sync_s=last_sync_s, spent=0
+            outer_syncs=1,
+            horizon_s=joins.due_s - joins.opened_s,
+            started_s=joins.opened_s,
+            last_sync_s=last_sync_s,
+            spent=0,
         ),
         round=joins.round,
         # The islands of this round have all been there.

@@ -1,7 +1,7 @@
 """The tick in per_island mode: a decision for each island, at most one open round, directives as islands come.
 
-A thousand islands are decided on within a tick, so what repeats costs nothing: an island that stays under ``min_h``, or
-that is in the open round, is not asked again, and that it waits is journalled when the reason changes or every
+A tick has to stay short with a thousand islands, so what repeats costs nothing: an island that stays under ``min_h``,
+or that is in the open round, is not asked again, and that it waits is journalled when the reason changes or every
 ``decision_journal_s``. Of more than `MAX_ASKED_PER_TICK` islands every second, third, ... has its turn at a tick: a
 thousand are asked every other second. At most `MAX_TOLD_PER_TICK` are told to come at once; the others follow.
 """
@@ -29,9 +29,9 @@ from controller.schema import Action, DecisionRecord, Reason
 from controller.state import FleetState
 
 MAX_ASKED_PER_TICK = 250
-"""A decision takes some 20 microseconds, and what its costs are some 40 per second since it was asked last."""
+"""Beside each decision, what a sync costs there is followed for every second since it was asked last."""
 MAX_TOLD_PER_TICK = 100
-"""A directive takes some 50 microseconds to number, journal and hand out."""
+"""Each directive is numbered, journalled and handed out."""
 
 Decide = Callable[[FleetView, float], Decision]
 
@@ -61,7 +61,9 @@ class IslandsMode:
     def on_tick(self, fleet: FleetView, now_s: float) -> None:
         """Decide, journal, open the round with the first island that comes, and tell those that do."""
         if not fleet.islands:
-            self._note(None, self._decide(fleet, now_s), fleet, now_s)
+            decided = self._decide(fleet, now_s)
+            self._metrics.decisions.labels(self._state.policy.name, decided.action, decided.reason).inc()
+            self._note(None, decided, fleet, now_s)
             return
         tick = _Tick(fleet, self._state, now_s)
         counts: Counter[tuple[Action, Reason]] = Counter()
@@ -93,6 +95,7 @@ class IslandsMode:
                 decision = Decision(action=Action.SYNC, reason=Reason.MANUAL, terms=forced.terms)
                 record = self._note(island.slot, decision, fleet, now_s, joins=tick.joins)
                 coming += [record] if record is not None else []
+            self._metrics.decisions.labels(self._state.policy.name, Action.SYNC, Reason.MANUAL).inc(len(coming))
         self._tell(coming, fleet, now_s)
         return len(called)
 
@@ -107,7 +110,7 @@ class IslandsMode:
         noted, joins, now_s = self._noted.get(island.slot), tick.joins, tick.now_s
         if num_coming >= MAX_TOLD_PER_TICK:
             tick.follow_costs_of(island)
-            return noted.reason if noted is not None else Reason.SYNC_IN_FLIGHT
+            return Reason.SYNC_IN_FLIGHT
         if joins is None:
             waits = Reason.BELOW_MIN_H if tick.is_calm and island.inner_steps_since_sync < tick.fleet.min_h else None
         else:

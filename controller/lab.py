@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from controller.clock import Clock
 from controller.experiment_records import Experiment, status_of
 from controller.experiments import Experiments
 from controller.headroom import CostSource
-from controller.headroom_monitor import WINDOW_S, HeadroomMonitor, NoCosts
+from controller.headroom_monitor import WINDOW_S, HeadroomMonitor
 from controller.lab_metrics import LabMetrics
 from controller.lab_schema import ExperimentSpec, ExperimentStatus, Headroom, ShadowOrder, ShadowPage
 from controller.policy.base import FleetView, bound_names
+from controller.schema import DecisionRecord
 from controller.shadow_book import ShadowBook
 from controller.state import FleetState
 from controller.view import build_view
@@ -31,15 +32,22 @@ class Lab:
     """Experiments, policies in shadow and headroom of one controller."""
 
     def __init__(
-        self, state: FleetState, metrics: LabMetrics, clock: Clock, *, costs: CostSource | None = None
+        self,
+        state: FleetState,
+        metrics: LabMetrics,
+        clock: Clock,
+        *,
+        costs: CostSource,
+        remember: Callable[[DecisionRecord], None],
     ) -> None:
+        """``remember`` is told of every decision in shadow that is journalled."""
         now_s = clock()
         self._state = state
         self._clock = clock
         self._metrics = metrics
         self.experiments = Experiments(state, now_s=now_s)
-        self.shadows = ShadowBook(state, self._metrics, now_s=now_s)
-        self.headroom = HeadroomMonitor(state, self.shadows, costs or NoCosts(), now_s=now_s)
+        self.shadows = ShadowBook(state, self._metrics, now_s=now_s, remember=remember)
+        self.headroom = HeadroomMonitor(state, self.shadows, costs, now_s=now_s)
 
     def before_decision(self, now_s: float) -> None:
         """An experiment may switch the policy, or hand out the budget of a block."""

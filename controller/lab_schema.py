@@ -25,7 +25,7 @@ class HeadroomVerdict(StrEnum):
     TOO_LITTLE_DATA = "too_little_data"
     """Too few seconds of the window whose sync cost is known."""
     NO_BUDGET = "no_budget"
-    """No budget with a number and a horizon, and no sync in the window: nobody can say how many to place."""
+    """No budget with a number and a horizon or a rate, and no sync in the window: nobody can say how many to place."""
 
 
 class PolicyHeadroom(Wire):

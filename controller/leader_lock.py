@@ -44,6 +44,7 @@ class LeaderLock:
         self._engine = database.engine(statement_s=failover_s, size=1, idle_session_s=failover_s)
         self._connection: Connection | None = None
         self._backend = 0
+        self._has_lock = False
         self._why_ended = _ENDED
         self._mutex = threading.Lock()
 
@@ -58,6 +59,7 @@ class LeaderLock:
         """Take the lock if nobody has it; ``last_term`` is that of this process, if it led before."""
         with self._session() as connection:
             won = bool(connection.exec_driver_sql(_TRY).scalar_one())
+            self._has_lock = won
             found = connection.exec_driver_sql("SELECT term, holder, url FROM leader").one()
             if not won or (found.term == last_term and found.holder == self._holder):
                 return Standing(won=won, term=found.term, holder=found.holder, url=found.url)
@@ -68,7 +70,9 @@ class LeaderLock:
             return Standing(won=True, term=int(term), holder=self._holder, url=self._url)
 
     def ping(self) -> None:
-        """Prove that this very session lives; the server counts its silence anew."""
+        """Prove that this very session lives and has the lock; the server counts its silence anew."""
+        if not self._has_lock:  # outside of the session: that of a standby goes on
+            raise StoreError("this session does not have the lock")
         with self._session() as connection:
             backend = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
             if backend != self._backend:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Collection
 
 from controller.core import Controller
 from controller.islands_mode import IslandsMode
 from controller.orders import islands_of, journal_decision, open_round, write_sync
-from controller.policy.base import Binding, Decision, FleetView, Policy, summarize
+from controller.policy.base import Binding, Decision, FleetView, Policy, ask, summarize
 from controller.policy.guard import guard
 from controller.policy.rule import common_terms, fall_back
 from controller.schema import Action, DecisionRecord, DirectiveKind, Mode, Reason
@@ -113,15 +112,11 @@ class Loop:
 
     def _decide(self, policy: Policy, view: FleetView, now_s: float) -> Decision:
         try:
-            decision = policy.decide(view, now_s)
-            broken = [name for name, value in decision.terms.items() if not math.isfinite(value)]
-            if broken:
-                raise ArithmeticError(f"terms are not finite: {', '.join(broken)}")  # noqa: TRY301
+            return ask(policy, view, now_s)
         except Exception:
             self._metrics.policy_failures.inc()
             logger.exception("policy failed policy=%s", policy.name)
             return fall_back(view, now_s)
-        return decision
 
     def _enact(self, decision: Decision, view: FleetView, now_s: float) -> None:
         """Journal a decision and, when it says so, open the round and write the directives."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable
 
-from controller.fragments import FragmentSchedule
+from controller.fragments import fragments_due
 from controller.journal_tables import decision_row
 from controller.policy.base import Decision
 from controller.records import AgentRecord, RoundEntry
@@ -23,19 +23,25 @@ def journal_decision(
     slots: tuple[int, ...],
     now_s: float,
     slot: int | None = None,
+    shadow: str | None = None,
 ) -> DecisionRecord:
-    """Number a decision and put it into the journal's queue; ``slot`` is the island that it is about, None: all."""
+    """Number a decision and put it into the journal's queue.
+
+    ``slot`` is the island that it is about, None: all. ``shadow`` is the policy in shadow that took it, None: the one
+    in force.
+    """
     state.last_decision_id += 1
     record = DecisionRecord(
         id=state.last_decision_id,
         t_s=now_s,
-        policy=state.policy.name,
+        policy=shadow or state.policy.name,
         action=decision.action,
         reason=decision.reason,
         round=round_number,
         slots=slots,
         terms=dict(decision.terms),
         slot=slot,
+        shadow=shadow is not None,
     )
     state.journal.append("decisions", decision_row(record))
     return record
@@ -72,7 +78,7 @@ def write_sync(
     times = state.settings.sync_times
     began_s = entry.directed_s if entry.directed_s is not None else now_s
     num_expected = len(entry.expected)
-    fragments = FragmentSchedule(num_fragments=state.settings.num_fragments).due(entry.round)
+    fragments = fragments_due(entry.round, state.settings.num_fragments)
     for island in islands:
         state.mailboxes.write(
             island.agent_id,

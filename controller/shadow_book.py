@@ -11,15 +11,15 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter, ValidationError
 
-from controller.journal_tables import decision_row
 from controller.lab_metrics import LabMetrics
 from controller.lab_schema import ShadowStatus
-from controller.policy.base import Decision, FleetView, Policy
+from controller.orders import journal_decision
+from controller.policy.base import Decision, FleetView, Policy, ask
 from controller.policy_words import check_shadows
 from controller.schema import Action, DecisionRecord, PolicySpec, Reason
 from controller.shadow import Odometer, VirtualRun, follow_budget, odometers, shadow_view, with_sync
@@ -73,9 +73,13 @@ class Shadow:
 class ShadowBook:
     """All policies in shadow."""
 
-    def __init__(self, state: FleetState, metrics: LabMetrics, *, now_s: float) -> None:
+    def __init__(
+        self, state: FleetState, metrics: LabMetrics, *, now_s: float, remember: Callable[[DecisionRecord], None]
+    ) -> None:
+        """``remember`` is told of every decision that is journalled."""
         self._state = state
         self._metrics = metrics
+        self._remember = remember
         self.shadows: list[Shadow] = []
         self._restore(now_s)
 
@@ -147,9 +151,7 @@ class ShadowBook:
     def _ask(self, shadow: Shadow, view: FleetView, seen: dict[int, Odometer], now_s: float) -> None:
         shadow.run = follow_budget(shadow.run, self._state.budget)
         seen_by_it = shadow_view(view, shadow.run, seen, now_s)
-        decision = shadow.policy.decide(seen_by_it, now_s)
-        if not all(math.isfinite(value) for value in decision.terms.values()):
-            raise ArithmeticError(f"terms are not finite: {dict(decision.terms)}")
+        decision = ask(shadow.policy, seen_by_it, now_s)
         shadow.last = (decision.action, decision.reason)
         self._metrics.shadow_decisions.labels(shadow.spec.label, decision.action, decision.reason).inc()
         self._journal(shadow, decision, seen_by_it, now_s)
@@ -163,17 +165,12 @@ class ShadowBook:
         if decision.action is not Action.SYNC and not changed:
             return
         shadow.journalled, shadow.journalled_s = said, now_s
-        state = self._state
-        state.last_decision_id += 1
-        record = DecisionRecord(
-            id=state.last_decision_id,
-            t_s=now_s,
-            policy=shadow.spec.label,
-            action=decision.action,
-            reason=decision.reason,
-            round=view.round,
+        record = journal_decision(
+            self._state,
+            decision,
+            round_number=view.round,
             slots=tuple(island.slot for island in view.islands if island.ready),
-            terms=dict(decision.terms),
-            shadow=True,
+            now_s=now_s,
+            shadow=shadow.spec.label,
         )
-        state.journal.append("decisions", decision_row(record))
+        self._remember(record)

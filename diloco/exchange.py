@@ -101,17 +101,7 @@ class Exchange:
     def begin(self, command: SyncCommand) -> SyncReport | Pending | None:
         """Contribute. The report when that ended the sync, None if the island already is beyond the command's round."""
         tally = Tally(started_s=time.time(), round=self._island.version)
-        pending: list[Pending] = []
-
-        def contribute() -> SyncOutcome | None:
-            outcome = self._contribute(command, tally)
-            if isinstance(outcome, Pending):
-                pending.append(outcome)
-                return None
-            return outcome
-
-        report = self._reported(command, tally, contribute)
-        return pending[0] if pending else report
+        return self._reported(command, tally, lambda: self._contribute(command, tally))
 
     def await_end(self, pending: Pending) -> int:
         """Wait until the round closes, and download what it made; returns the version.
@@ -133,13 +123,13 @@ class Exchange:
             return SyncOutcome.APPLIED
 
         report = self._reported(pending.command, pending.tally, adopt)
-        assert report is not None, "a sync that was begun has an outcome"
+        assert isinstance(report, SyncReport), "a sync that was begun has an outcome"
         return report
 
     def _reported(
-        self, command: SyncCommand, tally: Tally, work: Callable[[], SyncOutcome | None]
-    ) -> SyncReport | None:
-        """The report of what ``work`` did to the tally; None when it has no outcome."""
+        self, command: SyncCommand, tally: Tally, work: Callable[[], SyncOutcome | Pending | None]
+    ) -> SyncReport | Pending | None:
+        """The report of what ``work`` did to the tally; what it returned where that is no outcome."""
         detail = ""
         try:
             outcome = work()
@@ -149,8 +139,8 @@ class Exchange:
                 self._island.rebase(self._island.global_flat.clone(), self._island.version)
         except TimeoutError:
             outcome, detail = SyncOutcome.FAILED, "round still open at the deadline"
-        if outcome is None:
-            return None
+        if outcome is None or isinstance(outcome, Pending):
+            return outcome
         return SyncReport(
             round=tally.round,
             outcome=outcome,
@@ -242,7 +232,6 @@ class Exchange:
         """The contribution with the round that took it."""
         tally.stands_for(contribution)
         self._offered = contribution
-        left_s = None if command.close_by_s is None else max(command.close_by_s - time.time(), 0.0)
         try:
             reply = self._client.push(
                 contribution.local,
@@ -253,7 +242,7 @@ class Exchange:
                 tokens=max(1, contribution.tokens),
                 quorum=command.quorum,
                 expected=command.expected,
-                closes_in_s=left_s,
+                close_by_s=command.close_by_s,
                 deadline_s=command.deadline_s,
             )
         except UnavailableError:

@@ -44,7 +44,7 @@ class Contribution:
     tokens: int
     update_norm: float
     into: int | None = None
-    """Round that it was taken into, where that is not the one of its version."""
+    """Round that it was taken into, once the synchronizer has said so."""
 
     @property
     def in_round(self) -> int:

@@ -45,6 +45,8 @@ VERSION_HEADER = "X-Wadiloco-Version"
 MAX_SLOTS = 4096
 MAX_STALENESS = 64
 """Versions that a contribution may be behind: the synchronizer keeps the parameters of all of them on disk."""
+STALENESS_BUCKETS = (0, 1, 2, 4, 8, 16, 32, MAX_STALENESS)
+"""Of histograms."""
 
 MAX_POLL_S = 20.0
 MIN_REQUEST_S = 1.0

@@ -108,12 +108,13 @@ class SynchronizerClient:
         deadline_s: float,
         quorum: int | None = None,
         expected: int | None = None,
-        closes_in_s: float | None = None,
+        close_by_s: float | None = None,
     ) -> ChunkReply:
         """Contribute local parameters to a round; returns once they are verified and on the synchronizer's disk.
 
         With ``quorum`` the round closes when so many contributions are in, if the settings ask for no fewer, and no
-        more than ``expected`` islands are waited for. It closes after ``closes_in_s`` at the latest.
+        more than ``expected`` islands are waited for. It closes at the Unix time ``close_by_s`` at the latest: each
+        chunk says how long that is away, and the last one counts, so that a long upload does not put it off.
 
         Raises:
             RoundClosedError: the round is not open (any more); carries the current version. A synchronizer that takes
@@ -122,10 +123,12 @@ class SynchronizerClient:
             UnavailableError: the deadline passed.
         """
         path = f"/v1/rounds/{round}/{self._contributions}/{slot}"
-        stated = {"quorum": quorum, "expected": expected, "closes_in_s": closes_in_s}
+        stated = {"quorum": quorum, "expected": expected}
         known = {name: value for name, value in stated.items() if value is not None}
         params: dict[str, float] = {"epoch": epoch, "tokens": tokens, **known}
-        return self._upload(path, (wire_bytes(local),), params, ChunkReply, deadline_s=deadline_s)
+        return self._upload(
+            path, (wire_bytes(local),), params, ChunkReply, deadline_s=deadline_s, close_by_s=close_by_s
+        )
 
     def wait_version(self, after: int, *, deadline_s: float) -> int | None:
         """The first version seen that is newer than ``after``; None when the deadline passes before."""
@@ -193,6 +196,7 @@ class SynchronizerClient:
         reply_model: type[R],
         *,
         deadline_s: float,
+        close_by_s: float | None = None,
     ) -> R:
         """Send what the synchronizer lacks, chunk by chunk, until it says that the whole is complete."""
         total = sum(len(piece) for piece in pieces)
@@ -211,7 +215,10 @@ class SynchronizerClient:
                 "Content-Digest": format_digest(sha256(chunk)),
                 "Repr-Digest": whole_digest,
             }
-            response = self._request("PUT", path, deadline_s=deadline_s, params=params, headers=headers, content=chunk)
+            left = {} if close_by_s is None else {"closes_in_s": max(close_by_s - time.time(), 0.0)}
+            response = self._request(
+                "PUT", path, deadline_s=deadline_s, params={**params, **left}, headers=headers, content=chunk
+            )
             reply = _parse(reply_model, response)
             if reply.complete:
                 return reply

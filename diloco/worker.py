@@ -236,7 +236,7 @@ class Worker:
         self._report(Phase.SYNC)
         sync = self._exchange.begin if command.overlap else self._exchange.run
         done = self._on_transfer_thread(self._transfers.submit(lambda: sync(command)))
-        self._tell_disagreements(command)
+        self._tell_disagreements(command, now_s=started_s)
         if isinstance(done, Pending):
             end = self._transfers.submit(lambda: self._exchange.await_end(done))
             self._overlapped = OverlappedSync(done, end, started_s=started_s, blocked_s=time.time() - started_s)
@@ -267,11 +267,11 @@ class Worker:
             self._loss_at_sync = self._inner.loss
         self._emit(SyncedEvent(report=report))
 
-    def _tell_disagreements(self, command: SyncCommand) -> None:
+    def _tell_disagreements(self, command: SyncCommand, *, now_s: float) -> None:
         """Say once what the synchronizer's settings make of the orders that come from elsewhere."""
         if self._exchange.outer_state is None:
             return
-        for sentence in disagreements(command, self._exchange.outer_state, now_s=time.time()):
+        for sentence in disagreements(command, self._exchange.outer_state, now_s=now_s):
             key = sentence.partition(":")[0]
             if key not in self._told:
                 self._told.add(key)

@@ -13,6 +13,7 @@ Its group view is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -127,6 +128,19 @@ class Policy(Protocol):
         ...
 
     def decide(self, view: FleetView, now_s: float) -> Decision: ...
+
+
+def ask(policy: Policy, view: FleetView, now_s: float) -> Decision:
+    """What the policy says.
+
+    Raises:
+        ArithmeticError: a term is not finite, so that nobody could say why.
+    """
+    decision = policy.decide(view, now_s)
+    broken = [name for name, value in decision.terms.items() if not math.isfinite(value)]
+    if broken:
+        raise ArithmeticError(f"terms are not finite: {', '.join(broken)}")
+    return decision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

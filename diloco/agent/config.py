@@ -94,7 +94,7 @@ class IslandSettings(ServiceSettings):
     gate_trickle_s: float = Field(default=10.0, gt=0, le=3600)
     """Seconds per inner step of that trickle."""
 
-    autonomous_deadline_s: float = Field(default=300.0, gt=0)
+    autonomous_deadline_s: float = Field(default=300.0, gt=0, le=86_400)
     """How long a sync that the island starts by itself, without a controller, waits for its round to close."""
     start_attempts: int = Field(default=3, ge=1, le=100)
     """Worker starts that may fail in a row before the agent gives up."""

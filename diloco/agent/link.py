@@ -20,9 +20,8 @@ from pydantic import BaseModel, ValidationError
 
 from controller.schema import AgentLease, AgentRegistration, Directive, Directives, Heartbeat, HeartbeatReply
 from diloco.agent.metrics import IslandMetrics
-from diloco.agent.rules import backoff_s, counts, times_of
+from diloco.agent.rules import backoff_s, counts, request_timeout_s, times_of
 from diloco.agent.state import NO_SYNCHRONIZER, AgentState
-from diloco.schema import SyncTimes
 from service.client import explain_response
 from service.errors import ConfigError, ConflictError, InputError, UnavailableError, WadilocoError
 from service.peers import Peers
@@ -154,7 +153,7 @@ class ControllerLink:
         if is_news:
             place = "waits as a spare" if lease.slot is None else f"slot={lease.slot}"
             logger.info("registered, %s epoch=%d run_id=%s", place, lease.epoch, lease.run_id)
-            longest_s = SyncTimes(sync_timeout_s=lease.sync_timeout_s).request_s
+            longest_s = times_of(lease).request_s
             if settings.request_timeout_s > longest_s:
                 logger.info(
                     "request_timeout_s is cut to what the controller's sync_timeout_s allows request_timeout_s=%.1f",
@@ -202,8 +201,8 @@ class ControllerLink:
         self._on_directive(directive)
 
     async def _ask(self, model: type[M], method: str, path: str, *, extra_wait_s: float = 0.0, **arguments: Any) -> M:
-        longest_s = times_of(self._state.limits_lease).request_s
-        timeout_s = min(self._state.settings.request_timeout_s, longest_s) + extra_wait_s
+        state = self._state
+        timeout_s = request_timeout_s(state.settings.request_timeout_s, state.limits_lease) + extra_wait_s
         url = self._peers.current
         try:
             async with asyncio.timeout(timeout_s):

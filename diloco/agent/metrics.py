@@ -9,11 +9,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from diloco.agent.state import AgentState
-from diloco.schema import Progress, SyncOutcome, SyncReport
+from diloco.schema import STALENESS_BUCKETS, Progress, SyncOutcome, SyncReport
 
 STEP_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0)
 SYNC_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-STALENESS_BUCKETS = (0, 1, 2, 4, 8, 16)
 
 
 class IslandMetrics:

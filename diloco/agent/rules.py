@@ -11,8 +11,6 @@ from diloco.schema import DEFAULT_SYNC_TIMEOUT_S, Phase, Progress, SyncTimes
 MAX_H_WITHOUT_LEASE = 512
 """H of an island that no controller has told its limits; the published setting."""
 LEASE_TIMEOUT_WITHOUT_LEASE_S = 10.0
-SYNC_DEADLINE_S = 120.0
-"""For a sync directive that names no deadline."""
 SETTLED_AFTER_S = 60.0
 """A worker that lived so long was healthy: its death starts a new count."""
 
@@ -68,6 +66,11 @@ def times_of(lease: AgentLease | None) -> SyncTimes:
     return SyncTimes(sync_timeout_s=DEFAULT_SYNC_TIMEOUT_S if lease is None else lease.sync_timeout_s)
 
 
+def request_timeout_s(configured_s: float, lease: AgentLease | None) -> float:
+    """Longest wait for one answer: what is configured, where the deadlines of the lease leave so much."""
+    return min(configured_s, times_of(lease).request_s)
+
+
 def autonomous_command(*, epoch: int, now_s: float, timeout_s: float) -> SyncCommand:
     """A sync that nobody directed: its round closes before those who wait for it give up."""
     times = SyncTimes(sync_timeout_s=timeout_s)
@@ -89,7 +92,7 @@ def sync_command(directive: Directive, times: SyncTimes, *, epoch: int, now_s: f
         # A controller that lost its journal counts from 0 again, and the synchronizer fences lower epochs.
         epoch=max(epoch, directive.epoch),
         not_before_s=directive.not_before_s,
-        deadline_s=directive.deadline_s if directive.deadline_s is not None else now_s + SYNC_DEADLINE_S,
+        deadline_s=directive.deadline_s if directive.deadline_s is not None else now_s + times.sync_timeout_s,
         close_by_s=directive.close_by_s,
         pull_grace_s=times.pull_grace_s,
         overlap=directive.overlap,

@@ -12,7 +12,7 @@ from enum import StrEnum
 from diloco.agent.config import IslandSettings
 from diloco.agent.metrics import IslandMetrics
 from diloco.agent.process import WorkerProcess
-from diloco.agent.rules import backoff_s, deaths_in_a_row, times_of
+from diloco.agent.rules import backoff_s, deaths_in_a_row, request_timeout_s
 from diloco.agent.state import AgentState, Assignment
 from diloco.protocol import (
     Event,
@@ -209,7 +209,7 @@ class Supervisor:
         chosen |= {
             "slot": assignment.slot,
             "synchronizer_url": assignment.synchronizer_url,
-            "timeout_s": min(settings.request_timeout_s, times_of(self._state.limits_lease).request_s),
+            "timeout_s": request_timeout_s(settings.request_timeout_s, self._state.limits_lease),
             "start_step": progress.step,
             "start_tokens": progress.tokens,
             "start_skipped": progress.skipped_steps,

@@ -6,10 +6,10 @@ from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from diloco.schema import STALENESS_BUCKETS
 from diloco.synchronizer.rounds import Close
 
 STEP_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-STALENESS_BUCKETS = (0, 1, 2, 4, 8, 16)
 
 
 class Verdict(StrEnum):

@@ -46,8 +46,6 @@ class OpenRound:
         """Newest epoch of each slot that a complete contribution carried; it outlives the round."""
         self.history = history
         """When contributions to earlier rounds came."""
-        self.opened_s: float | None = None
-        """Time of the first fresh contribution, on a clock that never jumps; None while there is none."""
         self._opened_unix_s: float | None = None
         self._arrived_s: dict[int, float] = {}
         """First fresh arrival of each slot."""
@@ -56,12 +54,14 @@ class OpenRound:
 
     def refusal(self, claim: Claim) -> Refusal | None:
         """Why the claim cannot enter; None when it can."""
+        mine = self.accepted.get(claim.slot)
         standing = Standing(
             version=self.generation.version,
             newest_epoch=self.epochs.get(claim.slot, claim.epoch),
             # Nothing can be made of a contribution against parameters that are not there any more.
             max_staleness=min(self._rules.max_staleness, self._published.depth),
-            merged_version=self._published.merged_version(claim.slot),
+            # A copy of an older contribution that was on its way for long must not replace a newer one either.
+            merged_version=max(self._published.merged_version(claim.slot), mine.claim.round if mine is not None else 0),
         )
         return refusal(claim, standing)
 
@@ -106,20 +106,25 @@ class OpenRound:
         self.accepted[claim.slot] = accepted
         self.epochs[claim.slot] = max(claim.epoch, self.epochs.get(claim.slot, claim.epoch))
         if accepted.staleness == 0:
-            self._arrived_s.setdefault(claim.slot, now_s)
             if self.opened_s is None or now_s < self.opened_s:
-                self.opened_s, self._opened_unix_s = now_s, unix_s
+                self._opened_unix_s = unix_s
+            self._arrived_s.setdefault(claim.slot, now_s)
         return replaces
+
+    @property
+    def opened_s(self) -> float | None:
+        """Time of the first fresh contribution, on a clock that never jumps; None while there is none."""
+        return min(self._arrived_s.values(), default=None)
 
     def clear(self) -> None:
         """Start over with nobody in."""
         self.accepted.clear()
         self._arrived_s.clear()
-        self.opened_s = self._opened_unix_s = None
+        self._opened_unix_s = None
 
     def arrivals(self) -> Arrivals:
         """When the fresh contributions came."""
-        first_s = min(self._arrived_s.values(), default=0.0)
+        first_s = self.opened_s or 0.0
         return Arrivals(
             round=self.generation.version,
             offsets_s={slot: arrived_s - first_s for slot, arrived_s in self._arrived_s.items()},
@@ -164,8 +169,9 @@ class OpenRound:
         )
         return close_reason(attendance, now_s)
 
-    def weight(self, accepted: Accepted) -> float:
-        return staleness_weight(accepted.staleness, exponent=self._rules.staleness_exponent)
+    def weight(self, staleness: int) -> float:
+        """Of a contribution that is so many versions behind."""
+        return staleness_weight(staleness, exponent=self._rules.staleness_exponent)
 
     def state(self) -> RoundState:
         return RoundState(
@@ -182,7 +188,7 @@ class OpenRound:
                     round=entry.claim.round,
                     tokens=entry.claim.tokens,
                     staleness=entry.staleness,
-                    staleness_weight=self.weight(entry),
+                    staleness_weight=self.weight(entry.staleness),
                 )
                 for slot, entry in sorted(self.accepted.items())
             ),

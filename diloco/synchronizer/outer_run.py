@@ -23,7 +23,6 @@ from diloco.outer import OuterOptimizer
 from diloco.schema import ChunkReply, FragmentState, InitReply, Manifest, OuterState
 from diloco.synchronizer.config import SynchronizerSettings
 from diloco.synchronizer.contribution import (
-    Accepted,
     accept_contribution,
     begin_contribution,
     recover_contributions,
@@ -45,7 +44,7 @@ from diloco.synchronizer.metrics import Metrics, Verdict
 from diloco.synchronizer.offer import begin_offer, check_offer, read_offer
 from diloco.synchronizer.open_round import OpenRound, Place
 from diloco.synchronizer.published import Published
-from diloco.synchronizer.rounds import Claim, Close, Refusal, staleness_weight
+from diloco.synchronizer.rounds import Claim, Close, Refusal
 from diloco.synchronizer.step import NonFiniteStepError, Share, Step, StepPlan, take_step
 from diloco.synchronizer.storage import Disk
 from diloco.synchronizer.upload import Chunk, Name, Upload
@@ -82,7 +81,6 @@ class OuterRun:
         self._commit_lock = asyncio.Lock()
         self._offer_lock = asyncio.Lock()
         self._slot_locks: dict[int, asyncio.Lock] = {}
-        self._history: tuple[Arrivals, ...] = ()
         self._last_opened_s: float | None = None
         """When the last round that closed had opened; None before, and for one from before a restart."""
 
@@ -101,7 +99,6 @@ class OuterRun:
         self._warn_of_changes(generation.outcome)
         for older in older_generations(self._directory, generation, num_kept=self._num_kept):
             self.published.add(older)
-        self._history = generation.outcome.arrivals
         open_round = self._start(generation, parameters, momentum)
         for accepted in recover_contributions(
             self._directory,
@@ -193,11 +190,13 @@ class OuterRun:
 
     def note_arrival(self, slot: int, round_number: int) -> None:
         """Learn from an island that comes to the round that closed last how late it is, whatever it then does."""
-        last = self._history[-1] if self._history else None
+        history = () if self._round is None else self._round.history
+        last = history[-1] if history else None
         if last is not None and last.round == round_number and self._last_opened_s is not None:
             late = last.with_late(slot, self._clock() - self._last_opened_s)
-            self._history = remember(self._history, late)
-            self._require_round().history = self._history
+            open_round = self._require_round()
+            open_round.history = remember(history, late)
+            self._metrics.grace_seconds.set(open_round.grace_s)
 
     async def close_rounds(self, exit_event: asyncio.Event) -> None:
         """Close rounds as they become due, until the exit."""
@@ -231,7 +230,7 @@ class OuterRun:
             into,
             claim.slot,
             claim.tokens,
-            open_round.weight(accepted),
+            open_round.weight(accepted.staleness),
         )
         self.published.notify()
         verdict = Verdict.STALE if accepted.staleness else Verdict.ACCEPTED
@@ -251,13 +250,14 @@ class OuterRun:
 
     def _completed(self, chunk: Chunk, verdict: Verdict, place: Place) -> ChunkReply:
         self._metrics.contributions.labels(verdict).inc()
+        open_round = self._require_round()
         return ChunkReply(
             received_bytes=chunk.total,
             complete=True,
-            version=self._require_round().generation.version,
+            version=open_round.generation.version,
             round=place.round,
             staleness=place.staleness,
-            staleness_weight=staleness_weight(place.staleness, exponent=self._rules.staleness_exponent),
+            staleness_weight=open_round.weight(place.staleness),
         )
 
     async def _close_round(self, open_round: OpenRound) -> bool:
@@ -272,9 +272,16 @@ class OuterRun:
             base = open_round.generation
             plan = StepPlan(
                 base=base,
-                shares={slot: self._share(entry) for slot, entry in accepted.items()},
+                shares={
+                    slot: Share(
+                        accepted=entry,
+                        base=self.published.get(entry.claim.round),
+                        weight=open_round.weight(entry.staleness),
+                    )
+                    for slot, entry in accepted.items()
+                },
                 epochs=dict(open_round.epochs),
-                arrivals=remember(self._history, open_round.arrivals()),
+                arrivals=remember(open_round.history, open_round.arrivals()),
             )
             try:
                 step = await asyncio.to_thread(take_step, self._disk, outer, plan)
@@ -290,18 +297,13 @@ class OuterRun:
                 return self._failed(exc)
             else:
                 outer.commit()
-                self._history = remember(self._history, open_round.arrivals())
                 self._last_opened_s = open_round.opened_s
-                self._publish(step.generation)
+                # Again: more islands may have told meanwhile how late they are.
+                self._publish(step.generation, remember(open_round.history, open_round.arrivals()))
                 self._report(step, reason, sorted(accepted.keys() - set(step.dropped)), self._clock() - began_s)
             self._metrics.open_contributions.set(0)
             await asyncio.to_thread(self._tidy, [a.path for a in accepted.values()])
         return True
-
-    def _share(self, entry: Accepted) -> Share:
-        """A contribution with what the step must know of it."""
-        weight = staleness_weight(entry.staleness, exponent=self._rules.staleness_exponent)
-        return Share(accepted=entry, base=self.published.get(entry.claim.round), weight=weight)
 
     def _report(self, step: Step, reason: Close, slots: list[int], seconds: float) -> None:
         self._step_problem = None
@@ -327,11 +329,11 @@ class OuterRun:
         self._step_problem = f"outer step failed: {exc}"
         return False
 
-    def _publish(self, generation: Generation) -> OpenRound:
+    def _publish(self, generation: Generation, history: tuple[Arrivals, ...]) -> OpenRound:
         """Make the generation the one that islands pull, and open the round on top of it."""
         epochs = self._round.epochs if self._round else {}
         self.published.add(generation)
-        self._round = OpenRound(self.published, self._rules, epochs=epochs, history=self._history)
+        self._round = OpenRound(self.published, self._rules, epochs=epochs, history=history)
         # What is still being uploaded was meant for the round before: it goes on only if it may be stale.
         self._intake.discard_unless(self._may_enter)
         self._metrics.version.labels(FRAGMENT).set(generation.version)
@@ -365,7 +367,7 @@ class OuterRun:
     def _start(self, generation: Generation, parameters: Tensor, momentum: Tensor) -> OpenRound:
         settings = self._settings
         self._outer = OuterOptimizer(parameters, momentum, lr=settings.outer_lr, mu=settings.outer_momentum)
-        return self._publish(generation)
+        return self._publish(generation, generation.outcome.arrivals)
 
     def _warn_of_changes(self, outcome: Outcome) -> None:
         for name in ("outer_lr", "outer_momentum"):

@@ -27,7 +27,7 @@ class Refusal(StrEnum):
     LATE = "late"
     """Its round has closed, longer ago than staleness is allowed."""
     MERGED = "merged"
-    """Its slot's progress from that version is in the global parameters already."""
+    """Its slot's progress from that version is in the global parameters already, or newer is in the open round."""
     EARLY = "early"
     """Its round has not opened: the island is ahead of a synchronizer that went back to an older generation."""
     FENCED = "fenced"
@@ -80,7 +80,8 @@ class Standing:
     newest_epoch: int
     max_staleness: int = 0
     merged_version: int = 0
-    """Version that the slot's last contribution was merged into; 0 when none was."""
+    """Version below which the slot's progress is merged already, or newer progress of it is in the open round; 0 when
+    neither is."""
 
 
 def refusal(claim: Claim, standing: Standing) -> Refusal | None:

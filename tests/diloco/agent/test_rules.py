@@ -5,7 +5,6 @@ import pytest
 from controller.schema import AgentLease, Autonomy, Directive, DirectiveKind
 from diloco.agent.rules import (
     MAX_H_WITHOUT_LEASE,
-    SYNC_DEADLINE_S,
     Solitude,
     autonomous_command,
     autonomous_sync_due,
@@ -104,7 +103,7 @@ def test_a_sync_directive_becomes_a_command_with_a_deadline() -> None:
     told = sync_command(directive(DirectiveKind.SYNC, deadline_s=50.0), TIMES, epoch=1, now_s=10.0)
     assert told == SyncCommand(round=2, epoch=3, deadline_s=50.0, pull_grace_s=5.0)
     late = sync_command(directive(DirectiveKind.SYNC), TIMES, epoch=1, now_s=10.0)
-    assert late.deadline_s == 10.0 + SYNC_DEADLINE_S
+    assert late.deadline_s == 10.0 + TIMES.sync_timeout_s
 
 
 def test_a_sync_that_nobody_directed_closes_before_those_who_wait_for_it_give_up() -> None:
