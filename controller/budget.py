@@ -39,7 +39,7 @@ def check_budget(spec: BudgetSpec) -> None:
 
 
 def _check_rate(spec: BudgetSpec) -> None:
-    if spec.syncs_per_hour is None:
+    if spec.period_s is None:
         return
     if spec.outer_syncs is not None or spec.horizon_s is not None:
         raise InputError(
@@ -47,10 +47,10 @@ def _check_rate(spec: BudgetSpec) -> None:
             field="budget_syncs_per_hour",
             remedy="set either the rate, or budget_syncs with budget_horizon_s",
         )
-    period_s = 3600.0 / spec.syncs_per_hour
-    if spec.min_gap_s > period_s:
+    if spec.min_gap_s > spec.period_s:
         raise InputError(
-            f"{spec.syncs_per_hour:g} syncs per hour come every {period_s:g} s, but min_gap_s is {spec.min_gap_s:g} s",
+            f"{spec.syncs_per_hour:g} syncs per hour come every {spec.period_s:g} s,"
+            f" but min_gap_s is {spec.min_gap_s:g} s",
             field="budget_syncs_per_hour",
             remedy="lower the rate or shorten min_gap_s",
         )
@@ -61,8 +61,8 @@ def _check_deferral(spec: BudgetSpec) -> None:
     if spec.max_defer_s is None:
         return
     least_s, what = spec.min_gap_s, f"min_gap_s {spec.min_gap_s:g} s"
-    if spec.syncs_per_hour is not None:
-        least_s, what = 3600.0 / spec.syncs_per_hour, f"{spec.syncs_per_hour:g} syncs per hour"
+    if spec.period_s is not None:
+        least_s, what = spec.period_s, f"{spec.syncs_per_hour:g} syncs per hour"
     elif spec.outer_syncs is not None and spec.horizon_s is not None:
         least_s = max(least_s, spec.horizon_s / (spec.outer_syncs + 1))
         what = f"{spec.outer_syncs} syncs in {spec.horizon_s:g} s, at least {spec.min_gap_s:g} s apart"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import httpx
 from pydantic import Field, ValidationError
@@ -14,10 +14,9 @@ from diloco.schema import Slot
 from service.client import client_options, explain_response
 from service.errors import ConfigError, ConflictError, InputError, UnavailableError, WadilocoError
 from service.log import configure_logging
-from service.settings import PeerSettings, load_settings
+from service.settings import PeerSettings, Url, load_settings
 from sidecar.schema import Name
 
-Url = Annotated[str, Field(pattern=r"^https?://[^\s/]+")]
 COMMANDS = {action.replace("_", "-"): action for action in ControlAction}
 FLAGS = frozenset({"--dry-run", "--no-dry-run", "--json", "--as-json", "--no-as-json", "--print-config", "--help"})
 REFUSALS: dict[int, type[WadilocoError]] = {409: ConflictError, 422: InputError, 401: ConfigError}
@@ -103,8 +102,6 @@ def send(settings: ControlSettings, request: ControlRequest) -> ControlReply:
         raise UnavailableError(f"{type(exc).__name__}: {exc}", field="controller") from exc
     except ValueError as exc:
         raise UnavailableError(f"{settings.controller} gave no answer of a controller", field="controller") from exc
-    except OSError as exc:  # what a TLS context raises for files that are no certificate or key
-        raise ConfigError(f"a TLS file cannot be used: {exc}", field="tls_ca", remedy="give PEM files") from exc
 
 
 def _refusal(response: httpx.Response) -> WadilocoError:

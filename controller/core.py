@@ -91,7 +91,8 @@ class Controller:
                 lambda: self.lab.running_block if self.has_state else None,
             )
         )
-        self._tenure = self.prepare(state) if state is not None else None
+        self._tenure: Tenure | None = None
+        self.enter(self.prepare(state) if state is not None else None)
         self.handover = Handover(self)
         self._ingesting = asyncio.Lock()
 
@@ -105,6 +106,8 @@ class Controller:
     def enter(self, tenure: Tenure | None) -> None:
         """Work on this from now on; on nothing, while another controller leads."""
         self._tenure = tenure
+        if tenure is not None and tenure.state.restart is not None:
+            self._note_recovery(tenure.state.restart)
 
     @property
     def has_state(self) -> bool:
@@ -245,11 +248,10 @@ class Controller:
     def _autonomy(self) -> Autonomy:
         budget = self.state.budget
         horizon_s = budget.spec.horizon_s
-        per_hour = budget.spec.syncs_per_hour
         return Autonomy(
             allowed=self.state.policy.syncs and not is_over(budget, self.clock()),
             max_syncs=budget.remaining,
-            min_gap_s=budget.spec.min_gap_s if per_hour is None else max(budget.spec.min_gap_s, 3600.0 / per_hour),
+            min_gap_s=max(budget.spec.min_gap_s, budget.spec.period_s or 0.0),
             until_s=None if horizon_s is None else budget.started_s + horizon_s,
         )
 
@@ -307,6 +309,7 @@ class Controller:
 
     def _note_recovery(self, record: Recovery) -> None:
         self.state.keep_recovery(record)
+        self.recent.recoveries.append(record)
         self.metrics.recoveries.labels(record.kind).inc()
         logger.info(
             "recovery kind=%s slot=%s agent=%s epoch=%d", record.kind, record.slot, record.agent_id, record.epoch

@@ -141,11 +141,7 @@ class CostBook:
     def forget(self, now_s: float) -> None:
         """Drop what nobody has asked for."""
         self._servers = {name: s for name, s in self._servers.items() if now_s - s.asked_s <= FORGET_AFTER_S}
-        self._groups = {
-            key: group
-            for key, group in self._groups.items()
-            if now_s - group.asked_s <= FORGET_AFTER_S and all(name in self._servers for name in key)
-        }
+        self._groups = {key: group for key, group in self._groups.items() if now_s - group.asked_s <= FORGET_AFTER_S}
 
     def _advance(self, group: _Group, servers: list[ServerCosts], *, now_s: float, sync_s: float) -> bool:
         """Show the track every second that is over (told by all, or too late); whether there was one."""

@@ -85,8 +85,8 @@ class HeadroomMonitor:
 
 
 def _rate(budget: BudgetSpec) -> float | None:
-    if budget.syncs_per_hour is not None:
-        return budget.syncs_per_hour / 3600.0
+    if budget.period_s is not None:
+        return 1.0 / budget.period_s
     if budget.outer_syncs is None or budget.horizon_s is None:
         return None
     return budget.outer_syncs / budget.horizon_s

@@ -17,11 +17,11 @@ Old rows are pruned in chunks, and a commit that waits comes between two of them
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -31,6 +31,7 @@ from controller.journal_reader import Reader
 from controller.journal_store import Batch, FencedError, State, Store
 from controller.journal_tables import LOG_TABLES, STATE_TABLES, Row
 from service.errors import UnavailableError
+from service.threads import settle
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ COMMIT_DEADLINE_S = 5.0
 # Some 20 ms of SQLite's time.
 PRUNED_ROWS = 2000
 
-Waiter = tuple[int, asyncio.AbstractEventLoop, "asyncio.Future[None]"]
+Waiter = tuple[int, "asyncio.Future[None]"]
 
 
 class Journal:
@@ -123,20 +124,19 @@ class Journal:
         Raises:
             UnavailableError: it cannot be written; it stays queued, unless another controller leads.
         """
-        loop = asyncio.get_running_loop()
         with self._wake:
             if self.fenced:
-                raise self._unavailable(self.failure or "another controller leads")
+                raise self._unavailable("another controller leads since")
             if self._committed >= self._submitted:
                 return
-            done: asyncio.Future[None] = loop.create_future()
-            self._waiters.append((self._submitted, loop, done))
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append((self._submitted, done))
             self._requested = self._submitted
             self._wake.notify()
         try:
             await asyncio.wait_for(done, COMMIT_DEADLINE_S)
         except TimeoutError as exc:
-            raise self._unavailable(f"no answer from the disk within {COMMIT_DEADLINE_S:g} s") from exc
+            raise self._unavailable(f"no answer within {COMMIT_DEADLINE_S:g} s") from exc
 
     def close(self) -> None:
         """Write what is queued, if it can be written, and close the store."""
@@ -176,9 +176,7 @@ class Journal:
         """The batch that is still to be written, or one of everything that is queued."""
         if self._pending is None:
             self._num_batches += 1
-            self._pending = Batch(
-                number=self._num_batches, target=self._submitted, state=self._state, log=dict(self._log)
-            )
+            self._pending = Batch(number=self._num_batches, target=self._submitted, state=self._state, log=self._log)
             self._state, self._log = {}, {}
         return self._pending
 
@@ -205,8 +203,8 @@ class Journal:
             self._committed = batch.target
             ready = [waiter for waiter in self._waiters if waiter[0] <= batch.target]
             self._waiters = [waiter for waiter in self._waiters if waiter[0] > batch.target]
-        for _, loop, done in ready:
-            _resolve(loop, done, None)
+        for _, done in ready:
+            settle(done, partial(done.set_result, None))
 
     def _keep(self, batch: Batch, exc: Exception) -> None:
         with self._wake:
@@ -228,8 +226,8 @@ class Journal:
     def _refuse_waiters(self, why: str) -> None:
         with self._wake:
             waiters, self._waiters = self._waiters, []
-        for _, loop, done in waiters:
-            _resolve(loop, done, self._unavailable(why))
+        for _, done in waiters:
+            settle(done, partial(done.set_exception, self._unavailable(why)))
 
     def _prune_some(self) -> None:
         """One chunk; a table that has no more is done with, and after the last one space is given back."""
@@ -247,7 +245,9 @@ class Journal:
         except Exception as exc:  # noqa: BLE001 - as for a commit
             self.num_failures += 1
             logger.warning("journal cannot be pruned, trying again later journal=%s error=%s", self.name, exc)
-            self._pruning = {}
+            with self._wake:
+                if self._pruning.get(table) == before_s:  # an order that came meanwhile goes on
+                    self._pruning = {}
         else:
             with self._wake:
                 if done and self._pruning.get(table) == before_s:
@@ -255,17 +255,3 @@ class Journal:
 
     def _unavailable(self, why: str) -> UnavailableError:
         return UnavailableError(f"{self.name} cannot be written: {why}", field="--journal", remedy=self._store.remedy)
-
-
-def _resolve(loop: asyncio.AbstractEventLoop, done: asyncio.Future[None], error: Exception | None) -> None:
-    def resolve() -> None:
-        if done.done():
-            return
-        if error is None:
-            done.set_result(None)
-        else:
-            done.set_exception(error)
-
-    # A loop that has ended has nobody who waits.
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(resolve)

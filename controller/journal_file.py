@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from controller.journal_reader import PageRow, Reader, SampleRow
+from controller.journal_reader import Reader
 from controller.journal_store import Batch, StoreError
 from controller.journal_tables import (
     LOG_TABLES,
@@ -22,23 +22,10 @@ from controller.journal_tables import (
     SCHEMA_VERSION,
     STATE_TABLES,
     Row,
-    decision_row,
     oldest_rows,
-    recovery_row,
 )
 from service.errors import ConfigError, ConflictError
 from service.files import check_regular, open_regular
-
-__all__ = [
-    "APPLICATION_ID",
-    "JournalReader",
-    "PageRow",
-    "SampleRow",
-    "SqliteStore",
-    "connect",
-    "decision_row",
-    "recovery_row",
-]
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from psycopg.errors import Error as DriverError
 from sqlalchemy import Connection, Engine, create_engine, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from controller.database_url import DatabaseUrl
 from controller.journal_reader import Reader
@@ -68,8 +68,6 @@ INSERT INTO leader VALUES (1, 0, 0, '', NULL);
 CREATE TABLE schema_version (version INTEGER NOT NULL);
 INSERT INTO schema_version VALUES (0);
 """  # noqa: S608 - our own names
-MIGRATIONS = {0: _TABLES, 1: _TABLES}
-"""From each version to the next. PostgreSQL begins with version 2."""
 
 
 # One statement takes all rows of a table, as one array per column. In the binary form (%b): for 10,000 samples of 2 KB
@@ -167,7 +165,7 @@ class Database:
     def _refusing(self) -> Iterator[None]:
         try:
             yield
-        except (SQLAlchemyError, DriverError, ArgumentError) as exc:
+        except (SQLAlchemyError, DriverError) as exc:
             raise self._cannot_use(
                 self.explain(exc), "check that it runs, and host, database, user and password"
             ) from None
@@ -191,7 +189,7 @@ class Database:
                 "use the newer version, or another database",
             )
         if version < SCHEMA_VERSION:
-            connection.exec_driver_sql(MIGRATIONS[version])
+            connection.exec_driver_sql(_TABLES)  # PostgreSQL begins with version 2
             connection.exec_driver_sql("UPDATE schema_version SET version = %s", (SCHEMA_VERSION,))
             _compress_fast(connection)
         # A user who may read and not write is found out now, not with the first round.
@@ -241,7 +239,8 @@ class PostgresStore:
                 return
             for table in batch.state:
                 kept, gone = batch.kept(table), batch.gone(table)
-                connection.exec_driver_sql(_UPSERTS[table], (list(kept), list(kept.values())))
+                if kept:
+                    connection.exec_driver_sql(_UPSERTS[table], (list(kept), list(kept.values())))
                 if gone:
                     connection.exec_driver_sql(f"DELETE FROM {table} WHERE key = ANY(%s)", (gone,))  # noqa: S608
             for table, log in batch.log.items():

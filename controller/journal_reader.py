@@ -78,12 +78,9 @@ class Reader(ABC):
     def meta(self) -> dict[str, str]:
         return {str(key): str(body) for key, body in self._query("meta", "SELECT key, body FROM meta", ())}
 
-    def last_decision_id(self) -> int:
-        return self.last_id("decisions")
-
     def decisions(self, *, since: int, limit: int) -> list[DecisionRecord]:
         """Decisions with an id over ``since``, oldest first."""
-        return [to_decision(row) for row in self._page("decisions", since=since, limit=limit)]
+        return [row for row in self.page("decisions", since=since, limit=limit) if isinstance(row, DecisionRecord)]
 
     def page(self, table: str, *, since: int, limit: int) -> list[PageRow]:
         """At most ``limit`` rows of a log, or of ``rounds``, with an id over ``since``, in the order of their ids.

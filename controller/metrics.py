@@ -102,7 +102,7 @@ class FleetCollector(Collector):
             if shown is not None:
                 yield GaugeMetricFamily(f"{PREFIX}_{name}", text, value=shown)
         yield CounterMetricFamily(
-            f"{PREFIX}_journal_errors", "Commits that failed and were retried.", value=gauges.journal_failures
+            f"{PREFIX}_journal_errors", "Commits and prunes that failed.", value=gauges.journal_failures
         )
         yield CounterMetricFamily(
             f"{PREFIX}_journal_dropped_rows",

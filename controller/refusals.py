@@ -12,14 +12,17 @@ FAMILIES = frozenset(
         "control",
         "decisions",
         "events",
+        "experiments",
         "export",
         "fleet",
+        "headroom",
+        "history",
         "islands",
         "policy",
         "recoveries",
         "rounds",
         "samples",
-        "store",
+        "shadow",
     }
 )
 """What may follow ``/v1/``; anything else is ``other``, so that nobody makes up labels."""

@@ -73,6 +73,7 @@ class Registry:
             # Who trains in a slot that is no more has to notice: its heartbeats are refused until it registers again.
             fence = {} if kept == agent.slot else {"granted_epoch": self._next_epoch()}
             self._set(agent, slot=kept, last_beat_s=now_s, progress_current=False, **fence)
+        self._changes.clear()  # nobody lost a slot to anybody: it is no more
 
     def register(self, request: AgentRegistration, *, now_s: float) -> AgentRecord:
         """Give or renew a lease.

@@ -121,10 +121,6 @@ class Roster(Mapping[str, AgentRecord]):
         return [self._agents[name] for _, name in sorted(self._holders.items())]
 
     @property
-    def num_holders(self) -> int:
-        return len(self._holders)
-
-    @property
     def lowest_free(self) -> int | None:
         return self._free[0] if self._free else None
 

@@ -61,8 +61,10 @@ def _find_absurd_outlook(sample: LoadSample) -> str | None:
     for point in sample.forecast:
         if (
             point.arrivals_per_s > REQUESTS_AT_ONCE
+            or point.arrivals_per_s_q50 > REQUESTS_AT_ONCE
             or point.arrivals_per_s_q90 > REQUESTS_AT_ONCE
             or (point.running or 0) > MAX_REQUESTS
+            or (point.running_q90 or 0) > MAX_REQUESTS
         ):
             return f"forecast: {point.horizon_s:g} s ahead has more than any server does"
     for cost in sample.sync_costs_ahead:

@@ -346,6 +346,11 @@ class BudgetSpec(Order):
     max_defer_s: float | None = Field(default=None, gt=0, le=MAX_BUDGET_S)
     """Seconds since the last sync (at first since the budget was set) after which one is made whatever it costs."""
 
+    @property
+    def period_s(self) -> float | None:
+        """Between two syncs of a rate; None where the budget is none."""
+        return None if self.syncs_per_hour is None else 3600.0 / self.syncs_per_hour
+
 
 class BudgetStatus(Wire):
     """``GET /v1/budget``."""

@@ -45,7 +45,7 @@ class FleetState:
         self.run_id = restore_run_id(settings, meta)
         self.run_started_s = float(meta.get("run_started_s", now_s))
         self.paused = meta.get("paused") == "1"
-        self.last_decision_id = reader.last_decision_id()
+        self.last_decision_id = reader.last_id("decisions")
         agents = reader.values("agents", AgentRecord)
         self.recoveries = RecoveryBook(last_number=int(meta.get("recovery_number", 0)), agents=agents)
         self.registry = Registry(
@@ -60,9 +60,11 @@ class FleetState:
             agents=agents,
         )
         self.registry.grace(now_s)
-        if meta:
-            seen_s = max((agent.last_beat_s for agent in agents), default=None)
-            self.keep_recovery(self.recoveries.restarted(lost_s=seen_s, epoch=self.registry.epoch, now_s=now_s))
+        seen_s = max((agent.last_beat_s for agent in agents), default=None)
+        self.restart = (
+            self.recoveries.restarted(lost_s=seen_s, epoch=self.registry.epoch, now_s=now_s) if meta else None
+        )
+        """What to note of this very start; None at the first one of a run."""
         self.samples = SampleBook(reader.values("servers", LoadSample), stale_after_s=settings.stale_after_s)
         self.sample_log = SampleLog(settings.journal_samples_every_s)
         self.costs = CostBook(stale_after_s=settings.stale_after_s)

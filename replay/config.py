@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
+from controller.policy import BUILDERS
 from controller.policy.plugins import installed
+from controller.schema import PolicySpec
 from service.errors import WadilocoError
 from service.settings import CommaSeparated, Settings, is_loopback
 from sidecar.slo import parse_slo
 
 BUNDLED_TRACE = Path(__file__).parent / "data" / "bursty.jsonl"
-POLICIES = (
-    "no_sync",
-    "fixed_h",
-    "adaptive_tokens",
-    "pressure_gate",
-    "random_deferral",
-    "wa_diloco",
-    "wa_calibrated",
-    "wa_forecast",
-)
+POLICIES = tuple(BUILDERS)
 DRAWING_POLICY = "random_deferral"
 """Its outcome depends on luck, so that it runs ``draws`` times per seed; the others run once."""
 
@@ -32,6 +26,34 @@ DRAWING_POLICY = "random_deferral"
 def is_policy(name: str) -> bool:
     """Whether the controller knows it: one of its own, or one that an installed package brings along."""
     return name in POLICIES or name in installed()
+
+
+def policy_spec(name: str, params: Mapping[str, float], *, seed: int, draw: int) -> PolicySpec:
+    """A policy with its share of the POLICY.PARAM overrides; one that draws, with its luck."""
+    mine: dict[str, float | int] = {
+        key.partition(".")[2]: value for key, value in params.items() if key.partition(".")[0] == name
+    }
+    luck = {"seed": seed, "draw": draw} if name == DRAWING_POLICY else {}
+    return PolicySpec(name=name, params={**luck, **mine})
+
+
+def check_policies(policies: Sequence[str], params: Mapping[str, float], *, beside: Sequence[str] = ()) -> None:
+    """Raises `ValueError` for a policy that is neither known nor one of ``beside``, or for parameters of none."""
+    unknown = [policy for policy in policies if policy not in beside and not is_policy(policy)]
+    if unknown:
+        raise ValueError(f"policies: {unknown[0]!r} is not one of {', '.join((*POLICIES, *beside))}")
+    if not policies:
+        raise ValueError("policies: name at least one")
+    if len(set(policies)) < len(policies):
+        raise ValueError("policies: one is named twice")
+    for key in params:
+        if not is_policy(key.partition(".")[0]) or "." not in key:
+            raise ValueError(f"policy_params: {key!r} is not POLICY.PARAM with a policy of {', '.join(POLICIES)}")
+
+
+def check_h(min_h: int, max_h: int) -> None:
+    if min_h > max_h:
+        raise ValueError(f"min_h {min_h} is above max_h {max_h}: lower one or raise the other")
 
 
 def check_slo(value: Any) -> Any:
@@ -129,13 +151,8 @@ class ReplaySettings(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        unknown = [policy for policy in self.policies if not is_policy(policy)]
-        if unknown:
-            raise ValueError(f"policies: {unknown[0]!r} is not one of {', '.join(POLICIES)}")
-        if not self.policies:
-            raise ValueError("policies: name at least one")
-        if len(set(self.policies)) < len(self.policies):
-            raise ValueError("policies: one is named twice")
+        check_policies(self.policies, self.policy_params)
+        check_h(self.min_h, self.max_h)
         if not 0 < self.port_range.start < self.port_range.stop <= 65536:
             raise ValueError(f"ports: {self.ports} is not a range FIRST-LAST within 1-65535")
         for url in self.server:
@@ -145,11 +162,6 @@ class ReplaySettings(Settings):
                 raise ValueError(
                     f"gate {self.gate} reaches no further than this machine, and server {url} is not on it"
                 )
-        for key in self.policy_params:
-            if not is_policy(key.partition(".")[0]) or "." not in key:
-                raise ValueError(f"policy_params: {key!r} is not POLICY.PARAM with a policy of {', '.join(POLICIES)}")
-        if self.min_h > self.max_h:
-            raise ValueError(f"min_h {self.min_h} is above max_h {self.max_h}: lower one or raise the other")
         spends = not self.no_train and any(policy != "no_sync" for policy in self.policies)
         if spends and self.outer_syncs > 1 and (self.outer_syncs - 1) * self.min_gap_s >= self.duration_s:
             raise ValueError(

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 
 from controller.schema import BudgetSpec, Fleet, PolicySpec, RoundRecord
-from replay.config import DRAWING_POLICY, ReplaySettings
+from replay.config import DRAWING_POLICY, ReplaySettings, policy_spec
 from replay.fleet import FleetSpec, Server, TrainingFleet
 from replay.loadgen import PlannedRequest, RequestResult, ServerInfo, Status, run_load
 from replay.processes import Children, free_ports
@@ -185,17 +185,11 @@ async def _training(
 
 
 def _orders(spec: RunSpec, settings: ReplaySettings) -> tuple[PolicySpec, BudgetSpec]:
-    params: dict[str, float | int] = {
-        key.partition(".")[2]: value
-        for key, value in settings.policy_params.items()
-        if key.partition(".")[0] == spec.policy
-    }
-    if spec.policy == DRAWING_POLICY:
-        params = {"seed": spec.seed, "draw": spec.draw, **params}
     budget = BudgetSpec(
         outer_syncs=settings.outer_syncs, horizon_s=settings.duration_s + LEAD_S, min_gap_s=settings.min_gap_s
     )
-    return PolicySpec(name=spec.policy, params=params), budget
+    policy = policy_spec(spec.policy, settings.policy_params, seed=spec.seed, draw=spec.draw)
+    return policy, budget
 
 
 class _Watch:

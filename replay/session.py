@@ -27,8 +27,8 @@ from replay.progress import ProgressView
 from replay.report import render_markdown
 from replay.scaling import LengthScaling, length_limits, plan_requests
 from replay.stats import gap_closed
-from replay.summarize import compare_all, this_machine
-from replay.summary import Budget, Experiment, Scaling, ServerSummary, SloSpec, Summary, TraceSlice, write_json
+from replay.summarize import compare_all, slo_spec, this_machine
+from replay.summary import Budget, Experiment, Scaling, ServerSummary, Summary, TraceSlice, write_json
 from replay.timeline import draw_timeline
 from replay.traces import Trace, burstiness, read_trace, slice_trace
 from replay.vllm_server import START_DEADLINE_S, LocalVllm, cores_for, start_vllm
@@ -264,12 +264,7 @@ def summarize(settings: ReplaySettings, trace: Trace, scaling: LengthScaling, ou
     shape = burstiness(trace)
     return Summary(
         trace=trace.name,
-        slo=SloSpec(
-            metric=slo.main.metric.value,
-            threshold_ms=slo.main.threshold_s * 1e3,
-            objectives_ms={one.metric.value: one.threshold_s * 1e3 for one in slo.objectives},
-            target_frac=slo.target_frac,
-        ),
+        slo=slo_spec(slo),
         budget=Budget(outer_syncs=settings.outer_syncs, min_gap_s=settings.min_gap_s),
         runs=runs,
         comparisons=compare_all(runs),

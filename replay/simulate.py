@@ -12,7 +12,7 @@ import shlex
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -22,17 +22,18 @@ import numpy as np
 from rich.console import Console
 
 from controller.policy import PolicyContext, make_policy
-from controller.schema import BudgetSpec, PolicySpec
+from controller.policy.base import Policy
+from controller.schema import BudgetSpec
 from replay.caveats import caveats
-from replay.config import DRAWING_POLICY
+from replay.config import DRAWING_POLICY, policy_spec
 from replay.oracle import best_starts
 from replay.report import SYNC_EXCESS, render_markdown, render_table
 from replay.scaling import scale_lengths
 from replay.service_model import Service, ServiceModel, cost_of_starts, serve
 from replay.simulate_config import ORACLE, SimulateSettings
 from replay.stats import Outcome, gap_closed, percentiles, sync_excess_rate
-from replay.summarize import compare_all, this_machine
-from replay.summary import Budget, Experiment, Percentiles, Run, SloSpec, Summary, TraceSlice, write_json
+from replay.summarize import compare_all, slo_spec, this_machine
+from replay.summary import Budget, Experiment, Percentiles, Run, Summary, TraceSlice, write_json
 from replay.traces import Trace, burstiness, read_trace, slice_trace
 from replay.virtual_fleet import Schedule, VirtualFleet, run_policy, steps_between
 from replay.virtual_sidecar import Moment, watch
@@ -41,7 +42,7 @@ from service.errors import ConfigError, ConflictError, InputError, UnavailableEr
 from service.files import replace_file
 from service.log import configure_logging
 from service.settings import load_settings
-from sidecar.slo import Slo, parse_slo
+from sidecar.slo import parse_slo
 
 SUMMARY, REPORT, RUNS = "summary.json", "report.md", "runs"
 
@@ -148,7 +149,6 @@ def stretches(trace: Trace, settings: SimulateSettings) -> Iterator[Stretch]:
 
 def fleet_of(settings: SimulateSettings) -> VirtualFleet:
     return VirtualFleet(
-        num_islands=settings.servers,
         min_h=settings.min_h,
         max_h=settings.max_h,
         step_s=settings.step_ms / 1e3,
@@ -191,14 +191,9 @@ def run_all(stretch: Stretch, settings: SimulateSettings, *, seed: int) -> Itera
             yield summarize_run(schedule, stretch.service, settings, policy=name, seed=seed, draw=draw)
 
 
-def policy_of(name: str, settings: SimulateSettings, *, seed: int, draw: int) -> Any:
-    params: dict[str, float | int] = {
-        key.partition(".")[2]: value for key, value in settings.policy_params.items() if key.partition(".")[0] == name
-    }
-    if name == DRAWING_POLICY:
-        params = {"seed": seed, "draw": draw, **params}
+def policy_of(name: str, settings: SimulateSettings, *, seed: int, draw: int) -> Policy:
     context = PolicyContext(min_h=settings.min_h, max_h=settings.max_h, seed=seed)
-    return make_policy(PolicySpec(name=name, params=params), context)
+    return make_policy(policy_spec(name, settings.policy_params, seed=seed, draw=draw), context)
 
 
 def oracle_schedule(stretch: Stretch, settings: SimulateSettings) -> Schedule:
@@ -208,18 +203,17 @@ def oracle_schedule(stretch: Stretch, settings: SimulateSettings) -> Schedule:
     starts_s = np.arange(first, last + 1, dtype=np.float64) + settings.lag_s
     costs = cost_of_starts(stretch.service, starts_s, sync_s=settings.sync_s)
     chosen = best_starts(costs.tolist(), num_syncs=settings.outer_syncs, gap=math.ceil(settings.gap_s))
-    return Schedule(tuple((float(starts_s[i]), float(starts_s[i]) + settings.sync_s) for i in chosen), ())
+    return Schedule(tuple((float(starts_s[i]), float(starts_s[i]) + settings.sync_s) for i in chosen))
 
 
 def summarize_run(
     schedule: Schedule, service: Service, settings: SimulateSettings, *, policy: str, seed: int, draw: int
 ) -> Run:
     met = service.in_sync(schedule.windows)
-    violated = np.where(met, service.violates_in_sync, service.violates_alone)
+    violated = service.violated(schedule.windows)
     slow = np.where(met, service.slow, 1.0)
-    ends_s = service.arrival_s + service.e2e_s
     outcomes = [
-        Outcome(*row) for row in zip(service.arrival_s.tolist(), ends_s.tolist(), violated.tolist(), strict=True)
+        Outcome(*row) for row in zip(service.arrival_s.tolist(), service.end_s.tolist(), violated.tolist(), strict=True)
     ]
     steps = steps_between(fleet_of(settings), schedule.busy_s, settings.duration_s) * settings.servers
     return Run(
@@ -259,11 +253,7 @@ def summarize(settings: SimulateSettings, trace: Trace, runs: list[Run]) -> Summ
             rate_scale=settings.rate_scale,
             start_s=settings.start_s,
             duration_s=settings.duration_s,
-            num_requests=shape.num_requests,
-            mean_rate_per_s=shape.mean_rate_per_s,
-            peak_rate_per_s=shape.peak_rate_per_s,
-            variance_to_mean=shape.variance_to_mean,
-            empty_frac=shape.empty_frac,
+            **asdict(shape),
         ),
         machine=this_machine(),
         experiment=Experiment(
@@ -274,15 +264,6 @@ def summarize(settings: SimulateSettings, trace: Trace, runs: list[Run]) -> Summ
             islands=settings.servers,
         ),
         generated_at=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-
-
-def slo_spec(slo: Slo) -> SloSpec:
-    return SloSpec(
-        metric=slo.main.metric.value,
-        threshold_ms=slo.main.threshold_s * 1e3,
-        objectives_ms={one.metric.value: one.threshold_s * 1e3 for one in slo.objectives},
-        target_frac=slo.target_frac,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 from replay.loadgen import RequestResult, Status
 from replay.slo import violates
 from replay.stats import Outcome, compare, percentiles, sync_excess_rate
-from replay.summary import Comparison, Machine, Run
+from replay.summary import Comparison, Machine, Run, SloSpec
 from replay.timeline import SyncWindow
 from sidecar.slo import Slo
 
@@ -95,6 +95,15 @@ def compare_all(runs: Sequence[Run], *, metric: str = "violation_rate") -> list[
     pairs = [(a, b) for b in COMPARED_WITH for a in policies if b in policies and a not in {b, "no_sync"}]
     found = (compare(runs, a=a, b=b, metric=metric) for a, b in pairs)
     return [comparison for comparison in found if comparison is not None]
+
+
+def slo_spec(slo: Slo) -> SloSpec:
+    return SloSpec(
+        metric=slo.main.metric.value,
+        threshold_ms=slo.main.threshold_s * 1e3,
+        objectives_ms={one.metric.value: one.threshold_s * 1e3 for one in slo.objectives},
+        target_frac=slo.target_frac,
+    )
 
 
 def this_machine() -> Machine:

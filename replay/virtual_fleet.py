@@ -8,11 +8,12 @@ decision and lasts ``sync_s``. Same inputs, same run: only policies that draw de
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from controller.policy.base import BudgetView, FleetView, IslandView, Policy
-from controller.schema import Action, BudgetSpec, Reason
-from replay.virtual_sidecar import ORIGIN_S, Moment, name_of
+from controller.budget import new_period, view_budget
+from controller.policy.base import FleetView, IslandView, Policy
+from controller.schema import Action, BudgetSpec
+from replay.virtual_sidecar import ORIGIN_S, Moment
 
 START_LOSS = 2.0
 LOSS_DROP_PER_STEP = 1e-4
@@ -23,7 +24,6 @@ LOSS_DROP_PER_STEP = 1e-4
 class VirtualFleet:
     """What is the same for every policy."""
 
-    num_islands: int
     min_h: int
     max_h: int
     step_s: float
@@ -35,10 +35,9 @@ class VirtualFleet:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When a policy synced, from the beginning of the slice, and for which reasons."""
+    """When a policy synced, from the beginning of the slice."""
 
     windows: tuple[tuple[float, float], ...]
-    reasons: tuple[Reason, ...]
 
     @property
     def busy_s(self) -> float:
@@ -48,15 +47,13 @@ class Schedule:
 def run_policy(policy: Policy, fleet: VirtualFleet, moments: Sequence[Moment]) -> Schedule:
     """Decide at the end of every second, until the moments are over."""
     windows: list[tuple[float, float]] = []
-    reasons: list[Reason] = []
     for second, moment in enumerate(moments):
         view = _view(fleet, moment, windows, second)
         decision = policy.decide(view, ORIGIN_S + second)
         if decision.action is Action.SYNC:
             start_s = second + fleet.lag_s
             windows.append((start_s, start_s + fleet.sync_s))
-            reasons.append(decision.reason)
-    return Schedule(tuple(windows), tuple(reasons))
+    return Schedule(tuple(windows))
 
 
 def steps_between(fleet: VirtualFleet, start_s: float, end_s: float) -> int:
@@ -72,8 +69,8 @@ def _view(fleet: VirtualFleet, moment: Moment, windows: Sequence[tuple[float, fl
     islands = tuple(
         IslandView(
             slot=index,
-            node=name_of(index % len(moment.servers)),
-            server_id=name_of(index % len(moment.servers)),
+            node=server.node,
+            server_id=server.server_id,
             ready=True,
             inner_steps_since_sync=h,
             tokens_since_sync=h * fleet.tokens_per_step,
@@ -83,19 +80,13 @@ def _view(fleet: VirtualFleet, moment: Moment, windows: Sequence[tuple[float, fl
             step_time_s=fleet.step_s,
             syncing=busy,
         )
-        for index in range(fleet.num_islands)
+        for index, server in enumerate(moment.servers)
     )
-    spec = fleet.budget
     return FleetView(
         islands=islands,
         servers=moment.servers,
-        budget=BudgetView(
-            outer_syncs=spec.outer_syncs,
-            horizon_s=spec.horizon_s,
-            min_gap_s=spec.min_gap_s,
-            syncs_per_hour=spec.syncs_per_hour,
-            max_defer_s=spec.max_defer_s,
-            started_s=ORIGIN_S,
+        budget=replace(
+            view_budget(new_period(fleet.budget, now_s=ORIGIN_S)),
             spent=len(windows) - busy,
             last_sync_s=ORIGIN_S + windows[-1][0] if windows else None,
         ),

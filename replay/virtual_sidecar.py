@@ -11,6 +11,7 @@ itself teach it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -43,7 +44,8 @@ class Moment:
 
 def probes(until_s: float, *, sync_s: float) -> Windows:
     """Syncs on a grid, while the calibration learns."""
-    return [(start_s, start_s + sync_s) for start_s in np.arange(PROBE_EVERY_S, until_s - sync_s, PROBE_EVERY_S)]
+    every_s = max(PROBE_EVERY_S, 2 * sync_s)
+    return [(start_s, start_s + sync_s) for start_s in np.arange(every_s, until_s - sync_s, every_s)]
 
 
 def watch(
@@ -70,9 +72,10 @@ def watch(
     windows = probes(probe_until_s, sync_s=sync_s)
     parsed = parse_slo(slo)
     pages = [snapshots(service, duration_s=duration_s, windows=windows, slo=parsed) for service in services]
+    syncing = {s for start_s, end_s in windows for s in range(math.floor(start_s) + 1, math.ceil(end_s) + 1)}
     for second in range(duration_s):
         now_s = ORIGIN_S + second
-        phase = Phase.SYNC if any(start_s < second and second - 1 < end_s for start_s, end_s in windows) else Phase.NONE
+        phase = Phase.SYNC if second in syncing else Phase.NONE
         for observer, server_pages in zip(observers, pages, strict=True):
             page = next(server_pages)
             result = ScrapeResult(ScrapeOutcome.OK, now_s, float(second), 0.0, page)

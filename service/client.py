@@ -25,21 +25,29 @@ def client_options(settings: PeerSettings, base_url: str, *, timeout_s: float) -
     """Options for a client of the peer at ``base_url`` whose every wait ends after ``timeout_s`` seconds.
 
     Raises:
-        ConfigError: that is no URL.
+        ConfigError: that is no URL, or a TLS file cannot be used.
     """
     try:
         httpx.URL(base_url)
     except httpx.InvalidURL as exc:
         raise ConfigError(f"{base_url} is no URL: {exc}", field="URL", remedy="give one, http://HOST:PORT") from exc
     headers = {"Authorization": f"Bearer {settings.token.get_secret_value()}"} if settings.token else {}
-    verify: ssl.SSLContext | bool = True
-    if settings.tls_ca is not None:
-        verify = ssl.create_default_context(cafile=str(settings.tls_ca))
-        if settings.tls_cert is not None and settings.tls_key is not None:
-            verify.load_cert_chain(settings.tls_cert, settings.tls_key)
+    try:
+        verify = _verification(settings)
+    except OSError as exc:  # what a TLS context raises for files that are no certificate or key, too
+        raise ConfigError(f"a TLS file cannot be used: {exc}", field="tls_ca", remedy="give PEM files") from exc
     return ClientOptions(
         base_url=base_url, headers=headers, verify=verify, timeout=httpx.Timeout(timeout_s), trust_env=False
     )
+
+
+def _verification(settings: PeerSettings) -> ssl.SSLContext | bool:
+    if settings.tls_ca is None:
+        return True
+    context = ssl.create_default_context(cafile=str(settings.tls_ca))
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    return context
 
 
 def explain_response(response: httpx.Response) -> str:

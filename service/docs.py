@@ -6,24 +6,10 @@ operator's token.
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
-from starlette.exceptions import HTTPException
+from fastapi import APIRouter
 
-from service.static_files import read_static
+from service.static_files import static_routes
 
 
 def build_docs() -> APIRouter:
-    router = APIRouter(include_in_schema=False)
-    static = read_static("service")
-
-    @router.get("/docs")
-    async def page(request: Request) -> Response:
-        return static["docs.html"].answer(request)
-
-    @router.get("/docs/{name}")
-    async def file(name: str, request: Request) -> Response:
-        if name not in static:
-            raise HTTPException(404, "Not Found")
-        return static[name].answer(request)
-
-    return router
+    return static_routes("service", page="docs.html", at="/docs", files_at="/docs")

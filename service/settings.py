@@ -38,14 +38,16 @@ from pydantic_settings.exceptions import SettingsError
 
 from service.errors import ConfigError
 from service.help import OptionWriter
+from service.peers import split_urls
 
 S = TypeVar("S", bound="Settings")
 
 
 def _split(value: Any) -> Any:
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    return split_urls(value) if isinstance(value, str) else value
 
 
+Url = Annotated[str, Field(pattern=r"^https?://[^\s/]+")]
 CommaSeparated = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """Several words of one option: ``a,b``; a list in a settings file."""
 

@@ -6,7 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from importlib.resources import files
 
-from fastapi import Request, Response
+from fastapi import APIRouter, Request, Response
+from starlette.exceptions import HTTPException
 
 MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -54,3 +55,21 @@ def read_static(package: str) -> dict[str, StaticFile]:
             etag = f'"{hashlib.sha256(body).hexdigest()[:24]}"'
             found[entry.name] = StaticFile(body, MEDIA_TYPES[suffix], etag)
     return found
+
+
+def static_routes(package: str, *, page: str, at: str, files_at: str) -> APIRouter:
+    """The file ``page`` at ``at``, and every file of the package's folder ``static`` below ``files_at``."""
+    router = APIRouter(include_in_schema=False)
+    static = read_static(package)
+
+    @router.get(at)
+    async def index(request: Request) -> Response:
+        return static[page].answer(request)
+
+    @router.get(f"{files_at}/{{name}}")
+    async def file(name: str, request: Request) -> Response:
+        if name not in static:
+            raise HTTPException(404, "Not Found")
+        return static[name].answer(request)
+
+    return router

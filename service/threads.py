@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -17,12 +17,7 @@ async def detached(work: Callable[[], T], *, name: str) -> T:
 
     As `asyncio.to_thread`, whose threads hold the process back while they hang in a network.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(act: Callable[[], None]) -> None:
-        if not done.done():
-            act()
+    done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
     def run() -> None:
         act: Callable[[], None]
@@ -30,8 +25,18 @@ async def detached(work: Callable[[], T], *, name: str) -> T:
             act = partial(done.set_result, work())
         except BaseException as exc:  # noqa: BLE001 - handed to the one who waits
             act = partial(done.set_exception, exc)
-        with contextlib.suppress(RuntimeError):  # The loop has ended, and nobody waits.
-            loop.call_soon_threadsafe(settle, act)
+        settle(done, act)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await done
+
+
+def settle(done: asyncio.Future[Any], act: Callable[[], None]) -> None:
+    """From another thread: ``act``, which settles ``done``, unless that is settled or its loop has ended."""
+
+    def unless_done() -> None:
+        if not done.done():
+            act()
+
+    with contextlib.suppress(RuntimeError):  # The loop has ended, and nobody waits.
+        done.get_loop().call_soon_threadsafe(unless_done)

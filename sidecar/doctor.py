@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service.client import ClientOptions, client_options
-from service.errors import ConfigError, InputError
+from service.errors import InputError
 from service.log import configure_logging
 from service.settings import load_settings
 from sidecar.doctor_checks import Finding, Status, worst
@@ -102,14 +102,11 @@ async def gather(settings: DoctorSettings) -> Evidence:
 def _peers(settings: DoctorSettings) -> dict[str, ClientOptions]:
     """How to reach the sidecar and the controller, as far as they are named."""
     named = {"sidecar": settings.sidecar, "controller": settings.controller}
-    try:
-        return {
-            name: client_options(settings, url, timeout_s=settings.timeout_s)
-            for name, url in named.items()
-            if url is not None
-        }
-    except OSError as exc:  # what a TLS context raises for files that are no certificate or key
-        raise ConfigError(f"a TLS file cannot be used: {exc}", field="tls_ca", remedy="give PEM files") from exc
+    return {
+        name: client_options(settings, url, timeout_s=settings.timeout_s)
+        for name, url in named.items()
+        if url is not None
+    }
 
 
 def _gate_of(server: ServerEvidence, settings: DoctorSettings) -> GateEvidence | None:

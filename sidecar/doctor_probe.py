@@ -24,7 +24,7 @@ from service.client import ClientOptions, explain_response
 from sidecar.doctor_evidence import PeerEvidence, ServerEvidence
 from sidecar.source.parse import PageParser
 from sidecar.source.remedies import remedy_of
-from sidecar.source.scrape import Scraper
+from sidecar.source.scrape import Scraper, strange_encoding
 from sidecar.source.snapshot import ScrapeOutcome, ScrapeResult
 from sidecar.source.transport import TokenError, open_client
 from sidecar.vllm_settings import VllmSettings
@@ -118,9 +118,8 @@ class Probe:
         try:
             headers = {"Accept-Encoding": "identity"}
             async with asyncio.timeout(self._timeout_s), client.stream("GET", path, headers=headers) as response:
-                encoding = response.headers.get("content-encoding", "identity")
-                if encoding.lower() != "identity":
-                    return f"answered {path} encoded as {encoding[:40]!r}, which was not asked for"
+                if (strange := strange_encoding(response)) is not None:
+                    return f"answered {path} {strange}"
                 body = bytearray()
                 async for chunk in response.aiter_raw():
                     body += chunk

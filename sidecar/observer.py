@@ -135,10 +135,7 @@ class Observer:
             slo=str(self.slo),
             sync_duration_s=sync_duration_s,
             phases={phase: self._calibration_bins(phase) for phase in Phase},
-            sync_costs=tuple(
-                SyncCostPoint(start_s=cost.start_s, violations=cost.violations)
-                for cost in self.calibrator.sync_costs(self._loads_ahead(self.predict()), duration_s=sync_duration_s)
-            ),
+            sync_costs=self._sync_costs(self.predict(), duration_s=sync_duration_s),
         )
 
     def export(self, *, t_s: float) -> LearnedState:
@@ -195,6 +192,11 @@ class Observer:
             )
             for (low, high), estimate in zip(BINS, self.calibrator.curve(phase), strict=True)
         )
+
+    def _sync_costs(self, forecast: Iterable[ForecastPoint], *, duration_s: float) -> tuple[SyncCostPoint, ...]:
+        """By start time, from now on; empty while there is no forecast."""
+        costs = self.calibrator.sync_costs(self._loads_ahead(forecast), duration_s=duration_s)
+        return tuple(SyncCostPoint(start_s=cost.start_s, violations=cost.violations) for cost in costs)
 
     def _loads_ahead(self, forecast: Iterable[ForecastPoint]) -> list[LoadForecast]:
         """Load now and at each horizon; empty when one of the forecasts is unknown."""
@@ -286,10 +288,7 @@ class Observer:
             trainer_phase=phase and phase.value,
             forecast=forecast,
             sync_cost_per_s=self._past_sync_cost_per_s(page, interval),
-            sync_costs_ahead=tuple(
-                SyncCostPoint(start_s=cost.start_s, violations=cost.violations)
-                for cost in self.calibrator.sync_costs(self._loads_ahead(forecast), duration_s=1.0)
-            ),
+            sync_costs_ahead=self._sync_costs(forecast, duration_s=1.0),
         )
 
     def _past_sync_cost_per_s(self, page: EngineSnapshot | None, interval: Interval | None) -> float | None:

@@ -20,7 +20,6 @@ from controller.dashboard.schema import (
     FoundRows,
     Frame,
     IslandRow,
-    RecoveryRow,
     RoundRow,
     RunStatus,
     ServerHistory,
@@ -29,6 +28,7 @@ from controller.dashboard.schema import (
 )
 from controller.records import AgentRecord, Membership, RoundEntry
 from controller.rounds import outcome_of
+from controller.schema import Recovery
 from controller.state import FleetState
 from service.errors import InputError
 from sidecar.schema import LoadSample
@@ -38,7 +38,7 @@ MAX_ISLAND_ROWS = 300
 MAX_DECISION_ROWS = 200
 MAX_ROUND_ROWS = 100
 
-K = TypeVar("K", str, int)
+K = TypeVar("K")
 R = TypeVar("R")
 
 
@@ -54,7 +54,7 @@ class Picture:
     islands: Mapping[str, IslandRow]
     decisions: Mapping[int, DecisionRow]
     rounds: Mapping[int, RoundRow]
-    recoveries: Mapping[int, RecoveryRow]
+    recoveries: Mapping[tuple[int, str, float], Recovery]
 
 
 def take_picture(controller: Controller) -> Picture:
@@ -79,7 +79,7 @@ def take_picture(controller: Controller) -> Picture:
         islands={agent.agent_id: to_island_row(agent) for agent in islands},
         decisions={row.first_id: row for row in recent.decisions.newest(MAX_DECISION_ROWS)},
         rounds={entry.id: to_round_row(entry) for entry in state.rounds.entries[-MAX_ROUND_ROWS:]},
-        recoveries={row.id: row for row in recent.recoveries.rows()},
+        recoveries={(row.recovery, row.kind, row.t_s): row for row in recent.recoveries},
     )
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from controller.dashboard.decision_log import DecisionLog
 from controller.dashboard.history import LoadHistory
-from controller.dashboard.recovery_log import RecoveryLog
+from controller.schema import Recovery, RecoveryRecord
 from controller.state import FleetState
 
 DECISIONS_AT_START = 1000
 """Eight minutes of them."""
+RECOVERIES = 200
 
 
 @dataclass(slots=True)
@@ -19,10 +21,15 @@ class Recent:
 
     history: LoadHistory = field(default_factory=LoadHistory)
     decisions: DecisionLog = field(default_factory=DecisionLog)
-    recoveries: RecoveryLog = field(default_factory=RecoveryLog)
+    recoveries: deque[Recovery] = field(default_factory=lambda: deque(maxlen=RECOVERIES))
+    """Oldest first."""
 
 
 def read_recent(state: FleetState) -> Recent:
-    """At the start of a controller: the decisions of the one before it."""
+    """At the start of a controller: the decisions and recoveries of the one before it."""
     since = max(0, state.last_decision_id - DECISIONS_AT_START)
-    return Recent(decisions=DecisionLog(state.reader.decisions(since=since, limit=DECISIONS_AT_START)))
+    recent = Recent(decisions=DecisionLog(state.reader.decisions(since=since, limit=DECISIONS_AT_START)))
+    since = max(0, state.reader.last_id("recoveries") - RECOVERIES)
+    rows = state.reader.page("recoveries", since=since, limit=RECOVERIES)
+    recent.recoveries.extend(row for row in rows if isinstance(row, RecoveryRecord))
+    return recent

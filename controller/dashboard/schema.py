@@ -7,12 +7,10 @@ time: so a row that stands still is not sent again. A value that is unknown is N
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from pydantic import Field
 
 from controller.records import Membership
-from controller.schema import Action, BudgetStatus, PolicySpec
+from controller.schema import Action, BudgetStatus, PolicySpec, Recovery
 from diloco.schema import Phase
 from service.wire import Wire
 from sidecar.schema import EngineState, LoadSample, PhaseName
@@ -112,29 +110,6 @@ class RoundRow(Wire):
     """Whether it counts as a sync of the budget."""
 
 
-class RecoveryKind(StrEnum):
-    LEASE_LOST = "lease_lost"
-    """No heartbeat within the lease."""
-    CAME_BACK = "came_back"
-    """The same slot trains again under a new lease."""
-    SLOT_TAKEN = "slot_taken"
-    """Another agent took the slot over."""
-    WORKER_RESTARTED = "worker_restarted"
-    """The agent restarted its rank worker."""
-    LEFT = "left"
-
-
-class RecoveryRow(Wire):
-    """Something that was lost, or came back; the key is ``id``."""
-
-    id: int
-    t_s: float
-    kind: RecoveryKind
-    agent_id: str
-    slot: int | None
-    detail: str = ""
-
-
 class BudgetView(Wire):
     """The budget, and when its syncs were spent."""
 
@@ -188,7 +163,7 @@ class Frame(Wire):
     islands_gone: list[str] = Field(default_factory=list)
     decisions: list[DecisionRow] = Field(default_factory=list)
     rounds: list[RoundRow] = Field(default_factory=list)
-    recoveries: list[RecoveryRow] = Field(default_factory=list)
+    recoveries: list[Recovery] = Field(default_factory=list)
 
 
 class FoundRows(Wire):

@@ -52,17 +52,12 @@ class Dashboard:
         if not self._controller.has_state:
             return
         try:
-            self._remember()
+            self._controller.recent.history.keep_only(self._controller.state.samples.server_ids)
             if self.feed.num_clients:
                 self.feed.publish(take_picture(self._controller))
         except Exception:
             self._metrics.failures.inc()
             logger.exception("picture failed")
-
-    def _remember(self) -> None:
-        state, recent = self._controller.state, self._controller.recent
-        recent.recoveries.look(state.registry.agents, self._controller.clock())
-        recent.history.keep_only(state.samples.server_ids)
 
     def _open_stream(self, last_event_id: str | None) -> EventStream:
         if self.feed.num_clients >= MAX_CLIENTS:

@@ -16,7 +16,7 @@ from controller.export.columns import Table
 from controller.export.stream import DEFAULT_ROWS, MAX_ROWS, MEDIA_TYPES, Export, Format, Request, open_export
 from controller.metrics import Metrics
 from controller.state import FleetState
-from service.errors import UnavailableError, WadilocoError
+from service.errors import OverloadedError, UnavailableError, WadilocoError
 from service.extras import require_extra
 
 logger = logging.getLogger(__name__)
@@ -56,9 +56,13 @@ class Exporter:
             except UnavailableError as exc:
                 raise NotInstalledError(exc.message, field="format", remedy=f"{exc.remedy}, or take csv") from exc
         if self._num_running >= MAX_EXPORTS:
-            raise UnavailableError(f"{MAX_EXPORTS} exports run already", remedy="try again when one has ended")
+            raise OverloadedError(f"{MAX_EXPORTS} exports run already", remedy="try again when one has ended")
         on_rows = self._source.metrics.export_rows.labels(request.table, request.format).inc
-        return await asyncio.to_thread(partial(open_export, self._source.state.reader, request, on_rows=on_rows))
+        self._num_running += 1  # before anything is waited for: who asks meanwhile counts too
+        try:
+            return await asyncio.to_thread(partial(open_export, self._source.state.reader, request, on_rows=on_rows))
+        finally:
+            self._num_running -= 1
 
     async def stream(self, export: Export) -> AsyncIterator[bytes]:
         """The file in pieces. A journal that fails now cuts the answer short, which no reader takes for its end."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from controller.export.columns import Table
 from controller.export.stream import DEFAULT_ROWS, MAX_ROWS, Format
 from service.files import check_replaceable
-from service.settings import PeerSettings
-
-Url = Annotated[str, Field(pattern=r"^https?://[^\s/]+")]
+from service.settings import PeerSettings, Url
 
 
 class ExportSettings(PeerSettings):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from controller.export.columns import COLUMNS, DECISION_TERMS, Table
-from controller.journal_file import PageRow, SampleRow
+from controller.journal_reader import PageRow, SampleRow
 from controller.records import RoundEntry
 from controller.rounds import outcome_of
 from controller.schema import DecisionRecord, RecoveryRecord

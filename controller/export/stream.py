@@ -11,7 +11,7 @@ from controller.export.columns import Table
 from controller.export.csv_text import csv_header, csv_rows
 from controller.export.parquet import parquet_file
 from controller.export.rows import Value, to_row
-from controller.journal_file import PageRow
+from controller.journal_reader import PageRow
 from controller.records import RoundEntry
 from service.extras import require_extra
 

@@ -15,8 +15,7 @@ from pydantic import Field
 from controller.policy.base import FleetView, Group, saturate
 from controller.policy.cost_view import violations
 from controller.policy.rule import Opinion
-from controller.policy.wa_diloco import WaDilocoParams, score_terms
-from controller.schema import Reason
+from controller.policy.wa_diloco import WaDilocoParams, score_opinion, score_terms
 
 
 class WaCalibratedParams(WaDilocoParams):
@@ -35,13 +34,11 @@ class WaCalibrated:
         terms = score_terms(self.params, view, group)
         sync_cost = foreseen_violations(view)
         share = 1.0 if sync_cost is None else saturate(sync_cost / self.params.sync_cost_scale)
-        terms |= {"cost_sync": self.params.w_sync * share}
-        terms |= {"score": terms["score"] - terms["cost_sync"]} | (
-            {} if sync_cost is None else {"sync_cost": sync_cost}
-        )
-        above = terms["score"] > self.params.threshold
-        reason = Reason.SCORE_ABOVE_THRESHOLD if above else Reason.SCORE_BELOW_THRESHOLD
-        return Opinion(sync=above, reason=reason, terms=terms)
+        terms["cost_sync"] = self.params.w_sync * share
+        terms["score"] -= terms["cost_sync"]
+        if sync_cost is not None:
+            terms["sync_cost"] = sync_cost
+        return score_opinion(terms, self.params.threshold)
 
 
 def foreseen_violations(view: FleetView) -> float | None:

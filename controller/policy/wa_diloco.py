@@ -42,10 +42,14 @@ class WaDiloco:
     params: WaDilocoParams
 
     def judge(self, view: FleetView, group: Group, now_s: float) -> Opinion:
-        terms = score_terms(self.params, view, group)
-        above = terms["score"] > self.params.threshold
-        reason = Reason.SCORE_ABOVE_THRESHOLD if above else Reason.SCORE_BELOW_THRESHOLD
-        return Opinion(sync=above, reason=reason, terms=terms)
+        return score_opinion(score_terms(self.params, view, group), self.params.threshold)
+
+
+def score_opinion(terms: dict[str, float], threshold: float) -> Opinion:
+    """Sync when the ``score`` among the terms is above the threshold."""
+    above = terms["score"] > threshold
+    reason = Reason.SCORE_ABOVE_THRESHOLD if above else Reason.SCORE_BELOW_THRESHOLD
+    return Opinion(sync=above, reason=reason, terms=terms)
 
 
 def score_terms(params: WaDilocoParams, view: FleetView, group: Group) -> dict[str, float]:

@@ -57,10 +57,10 @@ class WaForecastParams(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     decorrelation_s: float | None = Field(default=None, ge=0.5, le=600)
-    """Time between two chances; by default learned, 4 to 8 s."""
+    """Time between two chances; by default learned, 5 to 12 s."""
     ahead_frac: float = Field(default=0.5, ge=0, le=1)
     """Wait for a foreseen cost that is under this share of the one foreseen for now; 0 never waits for one."""
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=0)
     """Seed of the draws among equal costs; by default the controller's."""
 
 
@@ -118,7 +118,7 @@ def due_in(view: FleetView, group: Group, now_s: float) -> float:
     found = []
     due_s = budget_due_s(view, group)
     if due_s is not None:
-        found.append((due_s - now_s) / max(budget.remaining or 1, 1))
+        found.append((due_s - now_s) / (budget.remaining or 1))
     deferred_until_s = defer_until_s(view)
     if deferred_until_s is not None:
         found.append(deferred_until_s - now_s)

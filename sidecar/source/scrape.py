@@ -125,6 +125,12 @@ class Scraper:
         return True if status == httpx.codes.OK else None
 
 
+def strange_encoding(response: httpx.Response) -> str | None:
+    """What to say of a body that is encoded, as nobody asked for; None when it is not."""
+    encoding = response.headers.get("content-encoding", "identity")[:40]
+    return None if encoding.lower() == "identity" else f"encoded as {encoding!r}, which was not asked for"
+
+
 def check_answer(response: httpx.Response) -> None:
     """Whether the head of an answer announces a page.
 
@@ -140,9 +146,8 @@ def check_answer(response: httpx.Response) -> None:
         raise AnswerError(ScrapeOutcome.UNAUTHORIZED, f"HTTP {status}")
     if status != httpx.codes.OK:
         raise AnswerError(ScrapeOutcome.HTTP_ERROR, f"HTTP {status}")
-    encoding = response.headers.get("content-encoding", "identity")[:40]
-    if encoding.lower() != "identity":
-        raise AnswerError(ScrapeOutcome.MALFORMED, f"encoded as {encoding!r}, which was not asked for")
+    if (strange := strange_encoding(response)) is not None:
+        raise AnswerError(ScrapeOutcome.MALFORMED, strange)
     length = response.headers.get("content-length", "0")
     if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > MAX_PAGE_BYTES):
         raise AnswerError(ScrapeOutcome.TOO_LARGE, f"announces {length[:20]} bytes, over {MAX_PAGE_BYTES}")

@@ -56,7 +56,7 @@ class Connection:
             self._writer.write(f"{head}{kind}\r\n".encode() + body)
             await self._writer.drain()
             return await self._answer(self._reader)
-        except (OSError, asyncio.IncompleteReadError, TimeoutError):
+        except BaseException:  # cut off, or given up: a late answer must not be taken for that of the next request
             self.close()
             raise
 

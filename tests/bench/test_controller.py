@@ -149,10 +149,13 @@ async def bear(pid: int, port: int, *, seconds: float, sidecars: int, islands: i
             for job in jobs:
                 tasks.create_task(job)
             await asyncio.sleep(WARM_UP_S)
-            before, used_s = read_metrics((await http.get("/metrics")).text), cpu_s(pid)
+            before, used_s, began_s = read_metrics((await http.get("/metrics")).text), cpu_s(pid), time.monotonic()
+            seen.push_s.clear()
+            seen.directive_s.clear()
         after, used_s = read_metrics((await http.get("/metrics")).text), cpu_s(pid) - used_s
+        busy = used_s / (time.monotonic() - began_s)
     await asyncio.gather(*(connection.finish() for connection in connections))
-    _report(seen, before, after, memory_mb, busy=used_s / seconds)
+    _report(seen, before, after, memory_mb, busy=busy)
 
 
 async def _watch(pid: int, memory_mb: list[float], end_s: float) -> None:
@@ -176,6 +179,8 @@ def _report(seen: Seen, before: Reading, after: Reading, memory_mb: list[float],
     print(f"pushes     {len(seen.push_s)}: {spread_ms(seen.push_s)}; {seen.pushes_failed} failed")
     print(f"directives {len(seen.directive_s)}: {spread_ms(seen.directive_s)}; {seen.polls_failed} polls failed")
     print(f"heartbeats {seen.beats}, {seen.beats_failed} failed")
+    assert (ticks > 0, seen.refusals, dropped, seen.samples_accepted) == (True, {}, 0, seen.samples_sent)
+    assert (seen.pushes_failed, seen.polls_failed, seen.beats_failed) == (0, 0, 0)
     print(f"controller {busy:.0%} of a core; resident MB over time: {', '.join(f'{mean:.0f}' for mean in means_mb)}")
 
 

@@ -6,8 +6,8 @@ violations per stretch, the share of the way from random deferral (the mean of 2
 to random deferral in violations per stretch with a 95 % bootstrap interval, and the p of the paired sign-flip test.
 
 The pair is the stretch, not the seed of the generator: five seeds could give no p under 0.06. A generated trace has
-5 seeds of 6 stretches each, 10 minutes after a warm-up of 20; the Azure trace, an hour, has 10 stretches of 5 minutes
-after a warm-up of 10; the bundled one, ten minutes, has 5 of 2 minutes and its end as the warm-up. Stretches do not
+5 seeds of 6 stretches each, 10 minutes after a warm-up of 20; the Azure trace, 57 minutes, has 9 stretches of 5 minutes
+after a warm-up of 10; the bundled one, ten minutes, has 5 of 2 minutes and all of it as the warm-up. Stretches do not
 overlap, and every stretch has its own budget. Headroom is the oracle's advantage: 1 - oracle / random.
 
 The oracle knows arrivals that nothing foretells. In the process of the bundled trace bursts come without a warning, at

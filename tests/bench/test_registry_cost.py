@@ -34,7 +34,7 @@ class Fleet:
         settings = make_settings(folder, num_slots=self.num_islands, max_h=10**6, policy="no_sync", min_h=1)
         app = build_controller_app(settings, clock=self.clock)
         self.controller: Controller = app.state.controller
-        self.loop = Loop(self.controller)
+        self.loop: Loop = app.state.loop
         registry = self.controller.state.registry
         for index in range(num_agents):
             registry.register(registration(f"a{index}", node=f"n{index}"), now_s=self.clock())

@@ -213,4 +213,4 @@ def test_a_journal_that_is_damaged_in_mid_run_is_told_and_views_of_memory_go_on(
         assert (await client.http.get("/healthz")).status_code == 200
 
     # No tick meanwhile: what it writes lies beside the damaged file, and can be read.
-    play(make_settings(tmp_path, tick_s=4.0), ManualClock(), body)
+    play(make_settings(tmp_path, tick_s=10.0, stale_after_s=30.0), ManualClock(), body)

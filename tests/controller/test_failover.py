@@ -43,13 +43,19 @@ class Stream:
         self._h = 0
         self._pending: list[Any] = []
         self.failure: Exception | None = None
-        self.round = 0
-        """Outer steps that it took; each was acknowledged, but for those in ``_pending``."""
+        self._round = 0
         self.samples: list[float] = []
         self.answered_by: list[str] = []
         self.longest_gap_s = 0.0
         """Between two answers."""
         self._thread.start()
+
+    @property
+    def round(self) -> int:
+        """Outer steps that it took; each was acknowledged, but for those in ``_pending``. Raises what ended it."""
+        if self.failure is not None:
+            raise self.failure
+        return self._round
 
     def settle(self) -> None:
         """End, once all that it did is acknowledged."""
@@ -97,7 +103,7 @@ class Stream:
 
     def _beat(self) -> bool:
         self._step, self._h = self._step + 10, self._h + 10
-        told = progress(self._h, step=self._step, round=self.round)
+        told = progress(self._h, step=self._step, round=self._round)
         beat = Heartbeat(instance="first", epoch=self._epoch, t_s=time.time(), progress=told, syncs=self._pending)
         answer = self._ask("POST", "/v1/agents/island-0/heartbeat", json=beat.model_dump(mode="json"))
         if answer is not None:
@@ -109,10 +115,10 @@ class Stream:
         answer = self._ask("GET", "/v1/agents/island-0/directives", params=query)
         for directive in answer.json()["directives"] if answer is not None else ():
             self._seq = directive["seq"]
-            if directive["kind"] == "sync" and directive["round"] == self.round:
+            if directive["kind"] == "sync" and directive["round"] == self._round:
                 now_s = time.time()
-                self._pending.append(report(self.round, started_s=now_s, pushed_s=None, finished_s=now_s + 0.001))
-                self.round, self._h = self.round + 1, 0
+                self._pending.append(report(self._round, started_s=now_s, pushed_s=None, finished_s=now_s + 0.001))
+                self._round, self._h = self._round + 1, 0
         return answer is not None
 
     def _ask(self, method: str, path: str, **arguments: Any) -> httpx.Response | None:

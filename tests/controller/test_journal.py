@@ -62,13 +62,13 @@ def test_the_newest_state_and_every_decision_are_read_back(place: Place) -> None
         assert reader.values("policy", PolicySpec) == [PolicySpec(name="fixed_h", params={"h": 200})]
         assert reader.decisions(since=1, limit=10) == [decision(2, 2.0), decision(3, 3.0)]
         assert reader.decisions(since=0, limit=1) == [decision(1, 1.0)]
-        assert reader.last_decision_id() == 3
+        assert reader.last_id("decisions") == 3
 
 
 def test_an_empty_journal_reads_as_empty(place: Place) -> None:
     with opened(place):
         reader = place.reader()
-        assert (reader.meta(), reader.last_decision_id()) == ({}, 0)
+        assert (reader.meta(), reader.last_id("decisions")) == ({}, 0)
         assert reader.values("policy", PolicySpec) == []
         assert [reader.page(t, since=0, limit=9) for t in ("samples", "decisions", "recoveries", "rounds")] == [[]] * 4
 

@@ -203,7 +203,7 @@ def test_a_journal_of_version_1_is_migrated_with_everything_in_it(old_path: Path
     assert after.values("rounds", RoundEntry) == rounds
     assert list(after.samples()) == samples
     decisions = after.decisions(since=0, limit=10_000)
-    assert decisions[-1].id == after.last_decision_id() > 0
+    assert decisions[-1].id == after.last_id("decisions") > 0
     assert {(one.slot, one.shadow) for one in decisions} == {(None, False)}
     assert after.page("recoveries", since=0, limit=9) == []
 

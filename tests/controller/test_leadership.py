@@ -17,8 +17,7 @@ from controller.journal_store import Batch, FencedError, StoreError
 from controller.leader_lock import LeaderLock
 from controller.leadership import StandbyError
 from tests.controller.conftest import DatabasePlace
-
-DEADLINE_S = 20.0
+from tests.controller.processes import DEADLINE_S, eventually
 
 
 @pytest.fixture
@@ -34,13 +33,6 @@ def make_lock(database: DatabasePlace) -> Iterator[Callable[..., LeaderLock]]:
     yield make
     for lock in made:
         lock.close()
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"{what} did not come true"
-        time.sleep(0.02)
 
 
 def test_one_wins_and_the_others_learn_who(make_lock: Callable[..., LeaderLock]) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from controller.journal import Journal
-from controller.journal_file import JournalReader, recovery_row
+from controller.journal_file import JournalReader
+from controller.journal_tables import recovery_row
 from tests.controller.export.journals import recovery
 from tests.controller.helpers import START_S, Client, ManualClock, make_settings, play, progress, until
 

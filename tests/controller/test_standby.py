@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 
-import httpx
 import psycopg
 import pytest
 
@@ -17,6 +16,7 @@ from controller.config import ControllerSettings
 from controller.database_url import parse_database_url
 from controller.journal_postgres import LOCK_CLASS
 from service.errors import ConfigError
+from tests.controller import helpers
 from tests.controller.conftest import DatabasePlace
 from tests.controller.helpers import Client, progress, registration, sample, until
 
@@ -28,13 +28,8 @@ def settings_for(database: DatabasePlace, **values: object) -> ControllerSetting
     )
 
 
-@asynccontextmanager
-async def running(settings: ControllerSettings) -> AsyncIterator[Client]:
-    app = build_controller_app(settings, clock=steady_clock())
-    async with app.router.lifespan_context(app):
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://controller") as http:
-            yield Client(http, app.state.controller, app.state.loop)
+def running(settings: ControllerSettings) -> AbstractAsyncContextManager[Client]:
+    return helpers.running(settings, steady_clock())
 
 
 def play(body: Callable[[], Awaitable[None]]) -> None:

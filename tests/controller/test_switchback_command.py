@@ -121,21 +121,25 @@ def test_the_command_runs_an_experiment_to_its_end_and_prints_it(tmp_path: Path)
         assert "policy now: fixed_h:h=10" in again.stdout
 
 
+@contextmanager
+def following(process: Process, *, stdin: int = subprocess.DEVNULL) -> Iterator[subprocess.Popen[str]]:
+    """The command, once it follows the first block of a long experiment; it does not outlive the test."""
+    with subprocess.Popen(
+        switchback(process, *LONG), stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as command:
+        try:
+            assert command.stdout is not None
+            assert "block 1/4" in command.stdout.readline()
+            yield command
+        finally:
+            command.kill()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_without_a_terminal_stops_the_experiment_and_says_so(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    with controller(tmp_path) as process:
-        command = subprocess.Popen(
-            switchback(process, *LONG),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        eventually(lambda: process.http.get("/v1/experiments/1").status_code == 200, "an experiment")
-        assert command.stdout is not None
-        assert "block 1/4" in command.stdout.readline()
+    with controller(tmp_path) as process, following(process) as command:
         command.send_signal(number)
         _, stderr = command.communicate(timeout=DEADLINE_S)
         assert command.returncode == 130
@@ -150,14 +154,10 @@ def test_an_interrupt_at_a_terminal_asks_first(tmp_path: Path, answer: bytes, st
     with controller(tmp_path) as process:
         terminal, stdin = pty.openpty()
         try:
-            command = subprocess.Popen(
-                switchback(process, *LONG), stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-            assert command.stdout is not None
-            assert "block 1/4" in command.stdout.readline()
-            command.send_signal(signal.SIGINT)
-            os.write(terminal, answer)
-            _, stderr = command.communicate(timeout=DEADLINE_S)
+            with following(process, stdin=stdin) as command:
+                command.send_signal(signal.SIGINT)
+                os.write(terminal, answer)
+                _, stderr = command.communicate(timeout=DEADLINE_S)
         finally:
             os.close(terminal)
             os.close(stdin)
@@ -168,16 +168,8 @@ def test_an_interrupt_at_a_terminal_asks_first(tmp_path: Path, answer: bytes, st
 
 
 def test_an_interrupt_while_the_controller_is_away_says_what_goes_on(tmp_path: Path) -> None:
-    with controller(tmp_path) as process:
-        command = subprocess.Popen(
-            switchback(process, *LONG),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    with controller(tmp_path) as process, following(process) as command:
         assert command.stdout is not None
-        assert "block 1/4" in command.stdout.readline()
         process.child.send_signal(signal.SIGKILL)
         process.child.wait(DEADLINE_S)
         assert "the controller is away" in command.stdout.readline()

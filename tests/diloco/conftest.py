@@ -51,10 +51,12 @@ def served(settings: SynchronizerSettings) -> Iterator[str]:
         server = Server(config, "service=synchronizer")
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
-        wait_until(lambda: server.started)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.handle_exit(signal.SIGTERM, None)
-        thread.join(10)
+        try:
+            wait_until(lambda: server.started)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.handle_exit(signal.SIGTERM, None)
+            thread.join(10)
         assert not thread.is_alive()
 
 

@@ -120,9 +120,16 @@ class LiveServer:
     def forget(self) -> None:
         """Its main process ends, or has ended."""
         if self._process is not None:
-            self._process.process.wait(30)
+            self._process.process.wait(DEADLINE_S)
             self._children.running.remove(self._process)
             self._process = None
+
+    def end(self) -> None:
+        """Its main process ends by itself; what lingers of it (an orphan that holds its socket) is killed."""
+        group = self.pid
+        self.forget()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
 
     def close(self) -> None:
         self.reader.close()
@@ -206,7 +213,7 @@ class LiveSidecar:
         self.url = f"http://127.0.0.1:{port}"
         told = ("--vllm", server_url, "--port", str(port), "--scrape-interval-s", "0.2")
         gated = () if gate is None else ("--gate", str(gate))
-        children.start(f"sidecar-{port}", [*WADILOCO, "sidecar", *told, *gated], log=logs / f"sidecar-{port}.log")
+        children.start(f"sidecar-{port}", [*WADILOCO, "sidecar", *told, *gated, *options], log=logs / f"sidecar-{port}.log")
 
     def load(self, *, window_s: float = 0.0) -> Load:
         answer = httpx.get(f"{self.url}/v1/load", params={"window_s": window_s}, timeout=10, trust_env=False)

@@ -16,12 +16,11 @@ import pytest
 from controller.schema import IslandStatus, RecoveryRecord, RoundRecord
 from diloco.schema import Phase
 from replay.processes import Children, answers, free_ports
-from tests.integration.helpers import WADILOCO, eventually
+from tests.integration.helpers import DEADLINE_S, WADILOCO, eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 PORTS = range(18800, 18900)
-DEADLINE_S = 90.0
 TRAIN_OPTIONS = ("--batch-size", "2", "--context", "64", "--width", "64", "--num-layers", "2", "--num-heads", "2")
 
 
@@ -85,14 +84,14 @@ def run(children: Children, tmp_path: Path) -> Iterator[Run]:
         *("--synchronizer-url", synchronizer_url, "--lease-timeout-s", "5"),
     )
     for each in (synchronizer_url, url):
-        eventually(lambda each=each: answers(f"{each}/healthz"), deadline_s=DEADLINE_S, what=each)  # type: ignore[misc]
+        eventually(lambda each=each: answers(f"{each}/healthz"), what=each)  # type: ignore[misc]
     run = Run(url, tmp_path)
     for index in range(3):
         options = ("--agent-id", f"agent-{index}", "--node", f"node-{index}", "--controller", url)
         start(f"agent-{index}", "island", "--port", str(next(ports)), *options, *TRAIN_OPTIONS)
-        eventually(lambda index=index: f"agent-{index}" in run.islands(), deadline_s=DEADLINE_S, what=f"agent {index}")  # type: ignore[misc]
+        eventually(lambda index=index: f"agent-{index}" in run.islands(), what=f"agent {index}")  # type: ignore[misc]
     for name in ("agent-0", "agent-1"):
-        eventually(lambda name=name: run.trains(name, beyond=4), deadline_s=DEADLINE_S, what=f"{name} trains")  # type: ignore[misc]
+        eventually(lambda name=name: run.trains(name, beyond=4), what=f"{name} trains")  # type: ignore[misc]
     yield run
     children.check()
 
@@ -120,39 +119,39 @@ def test_slots_change_hands_and_training_goes_on_where_it_was(run: Run) -> None:
 
     # Swap after the next sync: the spare goes on from the step that was reported, and rounds have both slots again.
     run.control("swap", "--slot", str(slot))
-    eventually(lambda: run.islands()["agent-2"].slot == slot, deadline_s=DEADLINE_S, what="the spare has the slot")
-    eventually(lambda: run.trains("agent-2"), deadline_s=DEADLINE_S, what="the spare trains")
+    eventually(lambda: run.islands()["agent-2"].slot == slot, what="the spare has the slot")
+    eventually(lambda: run.trains("agent-2"), what="the spare trains")
     begun = run.started_at("agent-2", slot)
     assert begun >= 8
-    eventually(lambda: run.trains("agent-2", beyond=begun), deadline_s=DEADLINE_S, what="new steps")
+    eventually(lambda: run.trains("agent-2", beyond=begun), what="new steps")
     rounds = rounds_applied(run)
-    eventually(lambda: rounds_applied(run) > rounds, deadline_s=DEADLINE_S, what="a round of both slots")
+    eventually(lambda: rounds_applied(run) > rounds, what="a round of both slots")
     assert run.islands()["agent-0"].slot is None
     assert run.islands()["agent-0"].alive
     log = run.logs / "agent-0.log"
-    eventually(lambda: "why=reassigned" in log.read_text(), deadline_s=DEADLINE_S, what="its worker is gone")
+    eventually(lambda: "why=reassigned" in log.read_text(), what="its worker is gone")
 
     # Drain at once: the slot goes to the agent that waits, which had it before and goes on from where it is now.
     run.control("drain", "--agent-id", "agent-2", "--when", "now")
-    eventually(lambda: run.islands()["agent-0"].slot == slot, deadline_s=DEADLINE_S, what="the slot is taken again")
-    eventually(lambda: run.trains("agent-0", beyond=begun), deadline_s=DEADLINE_S, what="agent-0 trains again")
+    eventually(lambda: run.islands()["agent-0"].slot == slot, what="the slot is taken again")
+    eventually(lambda: run.trains("agent-0", beyond=begun), what="agent-0 trains again")
     assert run.started_at("agent-0", slot) > begun
     drained = run.islands()["agent-2"]
     assert (drained.slot, drained.drained) == (None, True)
 
     # Drain with nobody waiting: the other slot goes on alone; resumed, the agent comes back.
     run.control("drain", "--agent-id", "agent-1", "--when", "now")
-    eventually(lambda: run.islands()["agent-1"].slot is None, deadline_s=DEADLINE_S, what="an empty slot")
+    eventually(lambda: run.islands()["agent-1"].slot is None, what="an empty slot")
     applied = len(run.rounds())
-    eventually(lambda: len(run.rounds()) > applied + 1, deadline_s=DEADLINE_S, what="rounds of one island")
+    eventually(lambda: len(run.rounds()) > applied + 1, what="rounds of one island")
     run.control("resume", "--agent-id", "agent-2")
-    eventually(lambda: run.trains("agent-2", beyond=8), deadline_s=DEADLINE_S, what="the resumed agent trains")
+    eventually(lambda: run.trains("agent-2", beyond=8), what="the resumed agent trains")
     assert run.islands()["agent-2"].slot == 1 - slot
 
     def ended() -> bool:
         return sum(record.kind == "trains_again" for record in run.recoveries()) == 3
 
-    eventually(ended, deadline_s=DEADLINE_S, what="three ended recoveries", seen=run.recoveries)
+    eventually(ended, what="three ended recoveries", seen=run.recoveries)
     kinds = [record.kind for record in run.recoveries()]
     assert kinds == [
         *("swapped", "spare_took_slot", "trains_again"),

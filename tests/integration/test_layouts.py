@@ -38,6 +38,8 @@ NUM_API_SERVERS = 2
 OPTIONS = ("--data-parallel-size", str(NUM_ENGINES), "--api-server-count", str(NUM_API_SERVERS))
 API_SERVER = "VLLM::APIServer"
 NUM_LONG = 4
+PATIENT = ("--scrape-interval-s", "0.5", "--scrape-timeout-s", "5", "--scrape-interval-max-s", "10")
+"""A page that API servers add up from each other's files takes over a second where engines leave them no core."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ def layout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Layout]:
     )
     try:
         server.start(deadline_s=2 * START_DEADLINE_S)  # eight processes import vLLM
-        exact = LiveSidecar(children, server.url, logs, gate=server.gate)
-        yield Layout(server, exact, LiveSidecar(children, server.url, logs))
+        exact = LiveSidecar(children, server.url, logs, *PATIENT, gate=server.gate)
+        yield Layout(server, exact, LiveSidecar(children, server.url, logs, *PATIENT))
     finally:
         children.stop()
         server.close()
@@ -164,7 +166,7 @@ def test_an_api_server_that_dies_takes_the_server_along_and_leaves_no_count(layo
         os.kill(server.processes(API_SERVER)[0], signal.SIGKILL)
         assert server.becomes(GateReason.NO_WRITER).busy
     assert server.state().in_flight is None
-    server.forget()
+    server.end()
     layout.exact.becomes(EngineState.DOWN)
     layout.scraped.becomes(EngineState.DOWN)
     with closing(GateWriter(server.gate, SlotFlag.INGRESS)):

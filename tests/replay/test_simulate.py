@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 import wadiloco
+from replay.config import POLICIES as REPLAYED
 from replay.config import ReplaySettings
 from replay.simulate import oracle_schedule, simulate, stretches
-from replay.simulate_config import SIMULATED, SimulateSettings
+from replay.simulate_config import ORACLE, SimulateSettings
 from replay.summary import Run, Summary, read_json
 from replay.traces import Request, Trace, read_trace
 from service.errors import ConfigError, InputError
 from service.settings import load_settings
 
+SIMULATED = (*REPLAYED, ORACLE)
 POLICIES = ",".join(SIMULATED)
 OPTIONS = ("--seeds", "2", "--draws", "3", "--duration-s", "100", "--warm-up-s", "120")
 

@@ -59,12 +59,12 @@ def test_the_bootstrap_interval_holds_the_sample_mean_and_repeats() -> None:
 @pytest.mark.parametrize(("n", "coverage"), [(5, 0.84), (30, 0.93)])
 def test_the_bootstrap_interval_covers_as_often_as_its_documentation_says(n: int, coverage: float) -> None:
     draw = random.Random(2)
-    num_trials = 200
+    num_trials = 400
     covered = 0
     for trial in range(num_trials):
         low, high = bootstrap_ci95([draw.gauss(1.0, 2.0) for _ in range(n)], seed=trial)
         covered += low <= 1.0 <= high
-    # Three standard deviations of a proportion of 200.
+    # Three standard deviations of a proportion of 400.
     assert covered / num_trials == pytest.approx(coverage, abs=3 * (coverage * (1 - coverage) / num_trials) ** 0.5)
 
 

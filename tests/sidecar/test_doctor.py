@@ -355,9 +355,11 @@ def test_no_answer_is_unpacked(doctor: Doctor) -> None:
     with raw_server(bomb_beside_a_good_page) as port:
         url = f"http://127.0.0.1:{port}"
         tracemalloc.start()
-        found = doctor(url, "--sidecar", url)
-        _, peak_bytes = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
+        try:
+            found = doctor(url, "--sidecar", url)
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
     assert (found["reachable"]["status"], "version" in found) == ("ok", False)
     assert "encoded as 'gzip', which was not asked for" in found["sidecar"]["message"]
     assert peak_bytes < 16 << 20

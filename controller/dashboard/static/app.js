@@ -3,7 +3,7 @@
 import { byId, setClass, setText } from "./dom.js";
 import { clock, count, isKnown, percent, whole, words, short } from "./format.js";
 import { islandsTable, serversTable, sloNote, sloTable } from "./fleet.js";
-import { decisionsTable, drawBudget, drawRounds, newestDecisions, presentDecision, recoveriesNote, recoveriesTable, replaceTiles, roundsTable } from "./history.js";
+import { budgetLeft, decisionsTable, drawBudget, drawRounds, newestDecisions, presentDecision, recoveriesNote, recoveriesTable, replaceTiles, roundsTable } from "./history.js";
 import { showHeadroom } from "./headroom.js";
 import { LoadPanel } from "./load.js";
 import { Controls, ask, authorization } from "./operator.js";
@@ -130,7 +130,7 @@ function drawNow() {
     ["H", steps.length ? whole(Math.min(...steps)) : "unknown", `least ${run.min_h}, most ${run.max_h}`],
     ["Pressure", percent(decision?.terms.pressure), "highest of the bound servers"],
     ["Round", whole(run.round), `${count(run.rounds_closed, "outer step")} counted`],
-    ["Budget", isKnown(spec.outer_syncs) ? `${whole(budget.status.remaining)} left` : "unlimited", `${whole(budget.status.spent)} spent`],
+    ["Budget", isKnown(spec.outer_syncs) ? `${budgetLeft(budget.status)} left` : budgetLeft(budget.status), `${whole(budget.status.spent)} spent`],
   ]);
 }
 
@@ -156,7 +156,7 @@ function fleetNote(name, shown, matching, total, wanted, order) {
 function drawHistory(now_s) {
   tables.decisions.update(newestDecisions(store));
   tables.rounds.update([...store.rounds.values()].sort((a, b) => b.id - a.id), now_s);
-  tables.recoveries.update([...store.recoveries.values()].sort((a, b) => b.id - a.id));
+  tables.recoveries.update([...store.recoveries.values()].sort((a, b) => b.t_s - a.t_s));
   recoveriesNote(store);
   drawRounds(store, now_s);
   drawBudget(store, now_s);

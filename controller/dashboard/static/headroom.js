@@ -4,8 +4,6 @@ import { byId, h } from "./dom.js";
 import { duration, isKnown, percent, short, whole, words } from "./format.js";
 import { tile } from "./history.js";
 
-const ABSENT = "This controller does not measure the headroom: how much a better choice of moments could save over random ones.";
-
 const VERDICTS = {
   enough: "Timing pays here: the best schedule costs clearly less than random ones, and the load can be told a moment ahead.",
   unpredictable: "The best schedule costs less, but only in hindsight: the load cannot be told ahead.",
@@ -14,13 +12,13 @@ const VERDICTS = {
   no_budget: "Not known: without a budget, and without a sync so far, nobody can say how many syncs to place.",
 };
 
-/** `get(path)` fetches JSON; a 404 means that this controller has no such endpoint. */
+/** `get(path)` fetches JSON. */
 export async function showHeadroom(get) {
   const place = byId("headroom");
   try {
     place.replaceChildren(...draw(await get("/v1/headroom")));
   } catch (error) {
-    place.replaceChildren(h("p", { class: "empty" }, error.status === 404 ? ABSENT : `Not known: ${error.message}.`));
+    place.replaceChildren(h("p", { class: "empty" }, `Not known: ${error.message}.`));
   }
 }
 

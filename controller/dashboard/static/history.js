@@ -90,13 +90,20 @@ export function drawRounds(store, now_s) {
   ]);
 }
 
+/** Syncs that may still be spent, or at which rate. */
+export function budgetLeft({ spec, remaining }) {
+  if (isKnown(spec.outer_syncs)) return whole(remaining);
+  return isKnown(spec.syncs_per_hour) ? `${short(spec.syncs_per_hour)} per hour` : "unlimited";
+}
+
 export function drawBudget(store, now_s) {
   const { status, spent_at_s } = store.budget;
   const { spec } = status;
   const ends_s = isKnown(spec.horizon_s) ? status.started_s + spec.horizon_s : null;
   const facts = [
     ["Spent", whole(status.spent)],
-    ["Remaining", isKnown(spec.outer_syncs) ? whole(status.remaining) : "unlimited"],
+    ["Remaining", budgetLeft(status)],
+    ["Longest wait", isKnown(spec.max_defer_s) ? duration(spec.max_defer_s) : "none"],
     ["Least gap", spec.min_gap_s > 0 ? duration(spec.min_gap_s) : "none"],
     ["Period", isKnown(ends_s) ? (now_s < ends_s ? `${duration(ends_s - now_s)} left of ${duration(spec.horizon_s)}` : "over") : "no end"],
     ["Last sync", isKnown(status.last_sync_s) ? `${duration(Math.max(0, now_s - status.last_sync_s))} ago` : "none yet"],
@@ -138,20 +145,34 @@ function againstPlan(status, ends_s, now_s) {
   return `${short(Math.abs(ahead))} ${ahead > 0 ? "ahead" : "behind"}`;
 }
 
-const RECOVERIES = { lease_lost: "bad", came_back: "good", slot_taken: "warn", worker_restarted: "warn", left: "unknown" };
+const RECOVERIES = {
+  lease_lost: "bad",
+  process_replaced: "warn",
+  spare_took_slot: "warn",
+  worker_restarted: "warn",
+  controller_restarted: "warn",
+  agent_returned: "good",
+  trains_again: "good",
+};
+
+function recoveryDetail(row) {
+  if (isKnown(row.first_step_s) && isKnown(row.lost_s)) return `after ${duration(row.first_step_s - row.lost_s)}`;
+  if (isKnown(row.taken_s) && isKnown(row.lost_s)) return `away for ${duration(row.taken_s - row.lost_s)}`;
+  return isKnown(row.from_agent) && row.from_agent !== row.agent_id ? `from ${row.from_agent}` : "–";
+}
 
 export function recoveriesTable() {
   return new Table(byId("recoveries"), {
-    caption: "Leases lost, slots taken over and workers restarted, newest first",
-    key: (row) => row.id,
+    caption: "What was lost and how it came back, newest first",
+    key: (row) => `${row.recovery} ${row.kind} ${row.t_s}`,
     limit: 100,
-    empty: "Nothing was lost since this controller started.",
+    empty: "Nothing was lost yet.",
     columns: [
       { title: "When", head: true, text: (row) => moment(row.t_s) },
       { title: "What", text: (row) => words(row.kind), kind: (row) => RECOVERIES[row.kind] ?? "unknown" },
-      { title: "Island", cell: "text", text: (row) => row.agent_id },
+      { title: "Island", cell: "text", text: (row) => row.agent_id || "–" },
       { title: "Slot", num: true, text: (row) => (isKnown(row.slot) ? String(row.slot) : "none") },
-      { title: "Detail", cell: "text", text: (row) => row.detail || "–" },
+      { title: "Detail", cell: "text", text: recoveryDetail },
     ],
   });
 }

@@ -27,6 +27,18 @@ const SENTENCES = {
   islands_not_ready: () => "a slot is still empty, or an island has not reported its progress yet",
   paused: () => "the run is paused",
   manual: () => "somebody ordered this sync",
+  tokens_reached: (t) => `the islands have trained on ${short(t.tokens)} tokens; the target is ${short(t.target_tokens)}`,
+  tokens_below_target: (t) => `the islands have trained on ${short(t.tokens)} tokens of ${short(t.target_tokens)}`,
+  cost_low: (t) => `a sync costs ${short(t.sync_cost)} violations now, no more than can still be expected`,
+  cost_high: (t) => `a sync costs ${short(t.sync_cost)} violations now, more than can still be expected before the deadline`,
+  cost_same_chosen: () => "many moments cost the same as now, and this one was drawn",
+  cost_same_passed: () => "many moments cost the same as now, and another one will do as well",
+  lower_cost_ahead: () => "the servers foresee a much lower cost before the deadline",
+  cost_unknown: () => "what a sync costs is unknown",
+  cost_history_short: () => "the cost has been watched for too short a time to say what is low",
+  ahead_of_rate: () => "the budget is a rate, and the syncs so far are all that the time until now pays for",
+  max_defer_reached: () => "the budget's longest wait for a better moment is over",
+  round_due: () => "the round that other islands are in has no time left to wait",
   policy_failed: () => "the policy failed; the safe answer is to wait until max_h",
 };
 

@@ -39,7 +39,7 @@ export class Store {
     put(this.islands, "agent_id", frame.islands, frame.islands_gone);
     put(this.decisions, "first_id", frame.decisions);
     put(this.rounds, "id", frame.rounds);
-    put(this.recoveries, "id", frame.recoveries);
+    for (const row of frame.recoveries) this.recoveries.set(`${row.recovery} ${row.kind} ${row.t_s}`, row);
     for (const part of ["decisions", "rounds", "recoveries"]) trim(this[part], KEPT[part]);
     for (const row of frame.servers) this.#notePoint(row);
     for (const name of this.points.keys()) if (!this.servers.has(name)) this.points.delete(name);

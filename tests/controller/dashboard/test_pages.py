@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from controller.dashboard.pages import PAGE
 from service.static_files import read_static
 from tests.controller.helpers import Client, ManualClock, make_settings, play
 
@@ -44,7 +43,7 @@ def test_nothing_else_is_served(tmp_path: Path, name: str) -> None:
 
 
 def test_the_page_has_no_inline_code_or_style_and_asks_nobody_else() -> None:
-    html = STATIC[PAGE].body.decode()
+    html = STATIC["index.html"].body.decode()
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\bstyle=|\bon\w+=", html)
     for name, file in STATIC.items():
         if name != "favicon.svg":
@@ -60,13 +59,13 @@ def test_modules_import_only_files_that_exist_and_never_read_html(name: str) -> 
 
 
 def test_every_element_that_the_modules_look_for_is_in_the_page() -> None:
-    html = STATIC[PAGE].body.decode()
+    html = STATIC["index.html"].body.decode()
     wanted = {found for name in MODULES for found in re.findall(r"byId\(\"([^\"]+)\"\)", STATIC[name].body.decode())}
     assert wanted <= set(re.findall(r"\bid=\"([^\"]+)\"", html))
 
 
 def test_headings_are_in_order_and_controls_have_names() -> None:
-    html = STATIC[PAGE].body.decode()
+    html = STATIC["index.html"].body.decode()
     levels = [int(level) for level in re.findall(r"<h(\d)", html)]
     assert levels[0] == 1
     assert levels.count(1) == 1

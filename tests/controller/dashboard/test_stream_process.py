@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.controller.dashboard.live import DEADLINE_S, LiveController, live_controller, live_sample
+from tests.controller.processes import eventually
 
 pytestmark = pytest.mark.integration
 
@@ -65,12 +66,7 @@ def test_samples_reach_the_stream_within_a_tick_or_two(tmp_path: Path) -> None:
         t_s = http.get("/v1/fleet").json()["t_s"]
         body = {"samples": [live_sample("vllm-0", t_s, running=4711)]}
         http.post("/v1/samples", json=body).raise_for_status()
-        following = threading.Event()
-        for _ in range(int(DEADLINE_S / 0.05)):
-            if 4711 in follower.running:
-                break
-            following.wait(0.05)
-        assert 4711 in follower.running
+        eventually(lambda: 4711 in follower.running, "the sample")
         assert set(follower.names[1:]) == {"tick"}
         controller.terminate()
         follower.join(DEADLINE_S)
@@ -82,9 +78,4 @@ def test_a_client_that_goes_away_is_no_longer_counted(tmp_path: Path) -> None:
             lines = answer.iter_lines()  # kept: the stream closes with its iterator
             assert next(lines).startswith("retry: ")
             assert "wadiloco_controller_events_clients 1.0" in http.get("/metrics").text
-        waiting = threading.Event()
-        for _ in range(int(DEADLINE_S / 0.05)):
-            if "wadiloco_controller_events_clients 0.0" in http.get("/metrics").text:
-                break
-            waiting.wait(0.05)
-        assert "wadiloco_controller_events_clients 0.0" in http.get("/metrics").text
+        eventually(lambda: "wadiloco_controller_events_clients 0.0" in http.get("/metrics").text, "no client")

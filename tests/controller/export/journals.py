@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.journal import Journal
-from controller.journal_file import decision_row, recovery_row
+from controller.journal_tables import decision_row, recovery_row
 from controller.records import RoundEntry, SlotReport
 from controller.schema import Action, DecisionRecord, Reason, RecoveryKind, RecoveryRecord
 from sidecar.schema import LoadSample

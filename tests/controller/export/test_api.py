@@ -13,7 +13,7 @@ import pytest
 from controller.export import api as export_api
 from controller.export.columns import Table, names_of
 from controller.export.stream import Format, Request
-from service.errors import UnavailableError
+from service.errors import OverloadedError
 from tests.controller.helpers import Client, ManualClock, make_settings, play, progress, sample, until
 
 
@@ -120,7 +120,7 @@ def test_only_a_few_exports_run_at_once_and_an_abandoned_one_makes_room(tmp_path
         for _ in range(export_api.MAX_EXPORTS):
             running.append(exporter.stream(await exporter.open(request)))
             await anext(running[-1])
-        with pytest.raises(UnavailableError, match="exports run already"):
+        with pytest.raises(OverloadedError, match="exports run already"):
             await exporter.open(request)
         await running[0].aclose()  # type: ignore[attr-defined]
         assert b"".join([piece async for piece in exporter.stream(await exporter.open(request))])
