@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import httpx
 from pydantic import Field, ValidationError
 
 from controller.schema import ControlAction, ControlReply, ControlRequest, ControlWhen
 from diloco.schema import Slot
-from service.client import client_options, explain_response
-from service.errors import ConfigError, ConflictError, InputError, UnavailableError, WadilocoError
+from service.client import client_options, refusal
+from service.errors import ConfigError, UnavailableError
 from service.log import configure_logging
 from service.settings import PeerSettings, Url, load_settings
 from sidecar.schema import Name
 
 COMMANDS = {action.replace("_", "-"): action for action in ControlAction}
 FLAGS = frozenset({"--dry-run", "--no-dry-run", "--json", "--as-json", "--no-as-json", "--print-config", "--help"})
-REFUSALS: dict[int, type[WadilocoError]] = {409: ConflictError, 422: InputError, 401: ConfigError}
 
 
 class ControlSettings(PeerSettings):
@@ -96,18 +95,9 @@ def send(settings: ControlSettings, request: ControlRequest) -> ControlReply:
         with httpx.Client(**options) as http:
             response = http.post("/v1/control", json=request.model_dump(mode="json", exclude_none=True))
         if response.is_error:
-            raise _refusal(response)
+            raise refusal(response, field="controller")
         return ControlReply.model_validate(response.json())
     except httpx.HTTPError as exc:
         raise UnavailableError(f"{type(exc).__name__}: {exc}", field="controller") from exc
     except ValueError as exc:
         raise UnavailableError(f"{settings.controller} gave no answer of a controller", field="controller") from exc
-
-
-def _refusal(response: httpx.Response) -> WadilocoError:
-    kind = REFUSALS.get(response.status_code, UnavailableError)
-    try:
-        body: Any = response.json()
-        return kind(str(body["message"]), field=body.get("field"), remedy=body.get("remedy"))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return kind(explain_response(response), field="controller")

@@ -95,6 +95,11 @@ def _plan_swap(
     holders = [agent for agent in named if agent.active and agent.slot is not None]
     if not holders:
         raise ConflictError(f"{_names(named)}: no slot to hand over", field=field, remedy="name an agent with a slot")
+    leaving = [agent for agent in holders if agent.leaving is not None and agent.leaving.action is ControlAction.DRAIN]
+    if leaving:
+        raise ConflictError(
+            f"{_names(leaving)}: to be drained after the next sync", field=field, remedy="resume it first, or let it go"
+        )
     spares = registry.waiting
     if request.to_agent is not None:
         spares = [_spare(request.to_agent, registry)]

@@ -161,12 +161,26 @@ class Journal:
             failed = not self._commit(batch)
             if not failed:
                 self._prune_some()
-            if closing:
+            if closing and (failed or self._committed >= self._submitted):
+                self._report_lost()
                 self._store.close()
                 return
             if failed and not self.fenced:
                 with self._wake:
                     self._wake.wait_for(lambda: self._closing, RETRY_S)
+
+    def _report_lost(self) -> None:
+        """What a stop leaves unwritten, since it cannot be written."""
+        lost: Counter[str] = Counter()
+        for queue in (self._state, self._log, *((self._pending.state, self._pending.log) if self._pending else ())):
+            lost.update({table: len(rows) for table, rows in queue.items()})
+        if lost.total():
+            logger.error(
+                "journal closes with rows that cannot be written journal=%s %s error=%s",
+                self.name,
+                " ".join(f"{table}={count}" for table, count in sorted(lost.items())),
+                self.failure,
+            )
 
     def _has_work(self) -> bool:
         wanted = not self.fenced and (self._requested > self._committed or bool(self._pruning))

@@ -93,7 +93,7 @@ class Loop:
         if now_s - self._pruned_s >= PRUNE_EVERY_S:
             self._pruned_s = now_s
             self._warn_unbound(view)
-            self._state.forget_servers(now_s)
+            self._state.forget(now_s)
             self._state.journal.prune(self._state.settings.kept_since_s(now_s))
         await self._publish_soon()
 

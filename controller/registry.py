@@ -14,7 +14,7 @@ An operator may take a slot from its holder (`release`): a drained agent stays w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,12 +28,18 @@ from diloco.schema import Phase, Progress, SyncOutcome
 from service.errors import ConflictError, InputError
 
 MAX_AGENTS = 20_000
+FORGET_AT_ONCE = 200
+"""Where there is no room for a new one: who looks for them looks at all."""
+FORGET_AFTER_S = 86400.0
+"""After which an agent that is gone, and that nothing depends on, is no longer known."""
 
 
 class StateStore(Protocol):
     """Where changes are kept (the journal)."""
 
     def put(self, table: str, key: str | int, value: BaseModel | str) -> None: ...
+
+    def forget(self, table: str, key: str | int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +94,10 @@ class Registry:
         known = self._agents.get(request.agent_id)
         if known is not None and known.membership is Membership.ACTIVE and known.instance != request.instance:
             self._check_takeover(known, now_s)
-        if known is None and len(self._agents) >= MAX_AGENTS:
-            raise ConflictError(f"{MAX_AGENTS} agents are registered already", field="agent_id")
+        if known is None and len(self._agents) >= MAX_AGENTS and not self._forget(self._gone()[:FORGET_AT_ONCE]):
+            raise ConflictError(
+                f"{MAX_AGENTS} agents are registered already", field="agent_id", remedy="stop some, or use their ids"
+            )
         if known is not None and known.membership is Membership.ACTIVE and known.instance == request.instance:
             slot = known.slot if known.slot is not None else self._choose_slot(request, known, now_s)
             return self._renew(known, request, slot, now_s)
@@ -255,6 +263,34 @@ class Registry:
         self._promote(now_s)
         return lost
 
+    def forget(self, now_s: float) -> int:
+        """Drop agents that are gone for long, so that names which nobody uses do not add up; how many."""
+        return self._forget([agent for agent in self._gone() if now_s - agent.last_beat_s > FORGET_AFTER_S])
+
+    def _gone(self) -> list[AgentRecord]:
+        """Agents that nothing depends on, the longest-silent first.
+
+        One that an operator drained stays known, and so does the one that told most of a slot that it had.
+        """
+        gone = [agent for agent in self._agents.values() if not agent.active and agent.slot is None]
+        free = [agent for agent in gone if not agent.drained and not self._is_needed(agent)]
+        return sorted(free, key=lambda agent: agent.last_beat_s)
+
+    def _is_needed(self, agent: AgentRecord) -> bool:
+        if agent.last_slot is None:
+            return False
+        own = max(_steps_of(agent.progress), _steps_of(agent.resume))
+        others = (other for other in self._agents.held_last(agent.last_slot) if other.agent_id != agent.agent_id)
+        return not any(
+            other.active and max(_steps_of(other.progress), _steps_of(other.resume)) >= own for other in others
+        )
+
+    def _forget(self, agents: Sequence[AgentRecord]) -> int:
+        for agent in agents:
+            self._agents.drop(agent.agent_id)
+            self._store.forget("agents", agent.agent_id)
+        return len(agents)
+
     def _promote(self, now_s: float) -> None:
         if not self._agents.num_waiting:
             return
@@ -383,6 +419,10 @@ def _end_of_order(agent: AgentRecord) -> dict[str, Any]:
 def _told_version(progress: Progress | None) -> int | None:
     """What version it says that the run is at: a worker that starts does not know yet."""
     return None if progress is None or progress.phase is Phase.STARTING else progress.round
+
+
+def _steps_of(progress: Progress | None) -> int:
+    return -1 if progress is None else progress.step
 
 
 def _claim(progress: Progress | None, told_s: float | None) -> Claim | None:

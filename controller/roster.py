@@ -74,6 +74,13 @@ class Roster(Mapping[str, AgentRecord]):
             self._move(before, agent)
         return before
 
+    def drop(self, agent_id: str) -> None:
+        """Forget an agent that has no slot."""
+        agent = self._agents.pop(agent_id)
+        if agent.last_slot is not None:
+            self._forget_last(agent.last_slot, agent_id)
+        self._waiting.pop(agent_id, None)
+
     def _move(self, before: AgentRecord | None, agent: AgentRecord) -> None:
         name = agent.agent_id
         if before is not None and before.slot is not None and before.slot != agent.slot:
@@ -156,13 +163,14 @@ class Roster(Mapping[str, AgentRecord]):
         return forfeit_s is not None and now_s > forfeit_s
 
     def _lease_end_s(self, name: str) -> float | None:
-        agent = self._agents[name]
-        return agent.last_beat_s + self._lease_timeout_s if agent.active else None
+        agent = self._agents.get(name)
+        return agent.last_beat_s + self._lease_timeout_s if agent is not None and agent.active else None
 
     def _forfeit_s(self, name: str) -> float | None:
-        agent = self._agents[name]
-        kept = not agent.active and agent.slot is not None
-        return agent.last_beat_s + 2 * self._lease_timeout_s if kept else None
+        agent = self._agents.get(name)
+        if agent is None or agent.active or agent.slot is None:
+            return None
+        return agent.last_beat_s + 2 * self._lease_timeout_s
 
 
 def _place(agent: AgentRecord) -> tuple[Membership, int | None, int | None, bool]:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from controller.policy.base import ServerView
 from controller.sample_limits import find_absurd
 from controller.schema import ServerStatus
-from sidecar.schema import EngineState, LoadSample
+from sidecar.schema import EngineState, ForecastPoint, LoadSample
 
 # A host's clock may run ahead by this much; a sample from further ahead would shadow all later ones.
 FUTURE_TOLERANCE_S = 5.0
@@ -24,6 +24,8 @@ FUTURE_TOLERANCE_S = 5.0
 PAST_TOLERANCE_S = 60.0
 # A server that was silent for so long was taken out of the fleet.
 FORGET_AFTER_S = 3600.0
+# Sidecars send a forecast every five seconds, as long as they have one.
+FORECAST_STALE_S = 15.0
 # Bounds memory against a sender that makes up names.
 MAX_SERVERS = 50_000
 
@@ -58,6 +60,8 @@ class SampleBook:
         self._latest: dict[str, LoadSample] = {}
         self._of_node: dict[str, dict[str, None]] = {}
         """Ids of the servers of each node, in the order in which they were heard of."""
+        self._forecasts: dict[str, tuple[float, tuple[ForecastPoint, ...]]] = {}
+        """When each server's newest forecast was made, and the forecast: not every sample carries one."""
         self._stale_after_s = stale_after_s
         for sample in samples:
             self._keep(sample)
@@ -96,6 +100,8 @@ class SampleBook:
             self._leave_node(before)
             self._of_node.setdefault(sample.node, {})[sample.server_id] = None
         self._latest[sample.server_id] = sample
+        if sample.forecast:
+            self._forecasts[sample.server_id] = (sample.t_s, sample.forecast)
 
     def _leave_node(self, sample: LoadSample | None) -> None:
         if sample is None:
@@ -110,6 +116,7 @@ class SampleBook:
         silent = [name for name, sample in self._latest.items() if now_s - sample.t_s > FORGET_AFTER_S]
         for name in silent:
             self._leave_node(self._latest.pop(name))
+            self._forecasts.pop(name, None)
         return silent
 
     def views_beside(self, islands: Iterable[tuple[str, str | None]], now_s: float) -> tuple[ServerView, ...]:
@@ -156,6 +163,13 @@ class SampleBook:
 
     def find(self, server_id: str) -> LoadSample | None:
         return self._latest.get(server_id)
+
+    def forecast(self, server_id: str) -> tuple[float, tuple[ForecastPoint, ...]] | None:
+        """When the server's forecast in force was made, in Unix seconds, and the forecast; None without a young one."""
+        newest, made = self._latest.get(server_id), self._forecasts.get(server_id)
+        if newest is None or made is None or newest.t_s - made[0] > FORECAST_STALE_S:
+            return None
+        return made
 
     def num_known(self, now_s: float) -> tuple[int, int]:
         """How many servers' load is known, and how many's is not."""

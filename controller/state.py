@@ -145,8 +145,9 @@ class FleetState:
         for sample in self.samples.latest:
             self.journal.put("servers", sample.server_id, sample)
 
-    def forget_servers(self, now_s: float) -> None:
-        """Drop servers that are silent for long, from the journal too: names that nobody uses must not add up."""
+    def forget(self, now_s: float) -> None:
+        """Drop servers and agents that are gone for long, from the journal too: names nobody uses must not add up."""
+        self.registry.forget(now_s)
         for server_id in self.samples.forget(now_s):
             self.sample_log.forget(server_id)
             self.journal.forget("servers", server_id)

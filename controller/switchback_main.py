@@ -20,7 +20,7 @@ from rich.console import Console
 from controller.lab_schema import ExperimentSpec, ExperimentState, ExperimentStatus
 from controller.policy_words import parse_policy
 from controller.switchback_view import ProgressView, show
-from service.client import client_options, explain_response
+from service.client import client_options, refusal
 from service.errors import ConflictError, InputError, UnavailableError
 from service.log import configure_logging
 from service.settings import PeerSettings, Url, load_settings
@@ -130,22 +130,8 @@ class Peer:
                 remedy="start the controller, or give its URL",
             ) from exc
         if not response.is_success:
-            raise _refusal(response)
+            raise refusal(response, field="--controller")
         return ExperimentStatus.model_validate_json(response.content)
-
-
-def _refusal(response: httpx.Response) -> InputError | ConflictError | UnavailableError:
-    try:
-        body = response.json()
-        field, remedy = body.get("field"), body.get("remedy")
-        message = str(body["message"])
-    except (ValueError, KeyError, AttributeError):
-        return UnavailableError(explain_response(response), field="--controller", remedy="give the controller's URL")
-    if response.status_code == ConflictError.http_status:
-        return ConflictError(message, field=field, remedy=remedy)
-    if response.status_code in {404, InputError.http_status}:
-        return InputError(message, field=field, remedy=remedy)
-    return UnavailableError(explain_response(response), field="--controller", remedy=remedy)
 
 
 def follow(peer: Peer, status: ExperimentStatus, settings: SwitchbackSettings, console: Console) -> ExperimentStatus:

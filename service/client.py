@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 import httpx
 
-from service.errors import ConfigError
+from service.errors import ConfigError, ConflictError, InputError, OverloadedError, UnavailableError, WadilocoError
 from service.settings import PeerSettings
 
 
@@ -48,6 +48,25 @@ def _verification(settings: PeerSettings) -> ssl.SSLContext | bool:
     if settings.tls_cert is not None and settings.tls_key is not None:
         context.load_cert_chain(settings.tls_cert, settings.tls_key)
     return context
+
+
+REFUSALS: dict[int, type[WadilocoError]] = {
+    401: ConfigError,
+    404: InputError,
+    409: ConflictError,
+    422: InputError,
+    429: OverloadedError,
+}
+
+
+def refusal(response: httpx.Response, *, field: str) -> WadilocoError:
+    """The error of the tree that a peer's error answer stands for; ``field`` names the peer where the answer is nothing of ours."""
+    kind = REFUSALS.get(response.status_code, UnavailableError)
+    try:
+        body: Any = response.json()
+        return kind(str(body["message"]), field=body.get("field"), remedy=body.get("remedy"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return UnavailableError(explain_response(response), field=field, remedy="give the peer's base URL")
 
 
 def explain_response(response: httpx.Response) -> str:

@@ -2,12 +2,16 @@
 
 A batch that was not answered is sent again, so the controller may see a sample twice; (server_id, t_s) tells. Of
 several controllers one leads: a batch that one does not answer, or refuses with 503, goes to the next.
+
+Two thirds of a sample are its forecast, which a controller shows and does not decide by: one sample in
+`FORECAST_PERIOD_S` carries it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -27,6 +31,7 @@ logger = logging.getLogger(__name__)
 # About 1 MB of JSON with forecasts, within the controller's body limit.
 MAX_BATCH_SAMPLES = 500
 MAX_BACKOFF_S = 30.0
+FORECAST_PERIOD_S = 5.0
 # Answers that say "this very request is wrong": sending it again cannot help.
 PERMANENT_STATUSES = frozenset({400, 413, 415, 422})
 
@@ -78,12 +83,17 @@ class Pusher:
         self._queue: deque[LoadSample] = deque()
         self._batch_size = MAX_BATCH_SAMPLES
         self._failures_in_a_row = 0
+        self._forecast_t_s = -math.inf
 
     def __len__(self) -> int:
         return len(self._queue)
 
     def offer(self, sample: LoadSample) -> None:
         """Queue a sample; the oldest is dropped when the queue is full."""
+        if 0 <= sample.t_s - self._forecast_t_s < FORECAST_PERIOD_S:
+            sample = sample.model_copy(update={"forecast": ()})
+        elif sample.forecast:
+            self._forecast_t_s = sample.t_s
         self._queue.append(sample)
         self._trim()
 

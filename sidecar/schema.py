@@ -115,6 +115,8 @@ class LoadSample(Wire):
     gate_reason: str | None = Field(default=None, max_length=64, examples=["in_flight"])
     """Why the gate, or the pace, is as it is."""
     forecast: tuple[ForecastPoint, ...] = ()
+    """By horizon, from ``t_s`` on; empty while there is none, and in most samples for a controller: one in five seconds
+    carries it."""
     sync_cost_per_s: NonNegative | None = None
     """Violations per second that a sync would have added in the interval: arrivals per second times what a sync adds
     to P(violation) at its load, as learned so far. None where the interval's arrivals or load are unknown."""

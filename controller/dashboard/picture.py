@@ -154,7 +154,16 @@ def read_history(controller: Controller, server_id: str) -> ServerHistory:
             f"no server {server_id} has sent samples lately", field="server_id", remedy="see GET /v1/fleet"
         )
     bins = controller.recent.history.bins(server_id)
-    return ServerHistory(server_id=server_id, t_s=controller.clock(), bin_s=BIN_S, bins=bins, sample=sample)
+    forecast_t_s, forecast = controller.state.samples.forecast(server_id) or (None, ())
+    return ServerHistory(
+        server_id=server_id,
+        t_s=controller.clock(),
+        bin_s=BIN_S,
+        bins=bins,
+        sample=sample,
+        forecast_t_s=forecast_t_s,
+        forecast=forecast,
+    )
 
 
 def to_server_row(sample: LoadSample, known: bool, recent: Recent, now_s: float) -> ServerRow:

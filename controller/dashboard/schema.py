@@ -13,7 +13,7 @@ from controller.records import Membership
 from controller.schema import Action, BudgetStatus, PolicySpec, Recovery
 from diloco.schema import Phase
 from service.wire import Wire
-from sidecar.schema import EngineState, LoadSample, PhaseName
+from sidecar.schema import EngineState, ForecastPoint, LoadSample, PhaseName
 
 
 class ServerRow(Wire):
@@ -189,7 +189,7 @@ class LoadBin(Wire):
 
 
 class ServerHistory(Wire):
-    """``GET /v1/history?server_id=``: the last minutes of one server, and the forecast from its newest sample on."""
+    """``GET /v1/history?server_id=``: the last minutes of one server, and its forecast."""
 
     server_id: str
     t_s: float
@@ -198,3 +198,8 @@ class ServerHistory(Wire):
     bins: list[LoadBin]
     """Oldest first; without those in which no sample came."""
     sample: LoadSample
+    """The newest."""
+    forecast_t_s: float | None
+    """Unix time at which the forecast was made; None without one."""
+    forecast: tuple[ForecastPoint, ...]
+    """By horizon, from then on."""

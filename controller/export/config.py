@@ -12,6 +12,8 @@ from controller.export.stream import DEFAULT_ROWS, MAX_ROWS, Format
 from service.files import check_replaceable
 from service.settings import PeerSettings, Url
 
+SUFFIXES = {f".{chosen}": chosen for chosen in Format}
+
 
 class ExportSettings(PeerSettings):
     """Write a table of a run to a file for BI tools: from a controller, or from its journal."""
@@ -27,7 +29,7 @@ class ExportSettings(PeerSettings):
     out: Path
     """File to write; replaced whole."""
     format: Format | None = None
-    """csv or parquet; by default what the name of --out ends with, else csv."""
+    """csv or parquet; left out, what the name of --out ends with."""
     since: int = Field(default=0, ge=0, lt=1 << 63)
     """Only rows with a higher id: the next_since of the last export."""
     limit: int = Field(default=DEFAULT_ROWS, ge=1, le=MAX_ROWS)
@@ -40,6 +42,8 @@ class ExportSettings(PeerSettings):
     @field_validator("out")
     @classmethod
     def _check_out(cls, path: Path) -> Path:
+        if str(path) == "-":
+            raise ValueError("- is no file: who reads a pipe cannot tell a whole export from part of one; name a file")
         check_replaceable(path)
         return path
 
@@ -47,10 +51,12 @@ class ExportSettings(PeerSettings):
     def _check_source(self) -> Self:
         if (self.journal is None) == (self.controller is None):
             raise ValueError("give either --journal FILE or --controller URL")
+        if self.format is None and self.out.suffix not in SUFFIXES:
+            raise ValueError(f"out: {self.out.name} ends with neither {' nor '.join(SUFFIXES)}; give --format too")
         return self
 
     @property
     def chosen_format(self) -> Format:
         if self.format is not None:
             return self.format
-        return Format.PARQUET if self.out.suffix == ".parquet" else Format.CSV
+        return SUFFIXES[self.out.suffix]

@@ -15,7 +15,7 @@ from controller.export.api import NEXT_SINCE_HEADER
 from controller.export.config import ExportSettings
 from controller.export.stream import Request, open_export
 from controller.journal_file import JournalReader
-from service.client import client_options, explain_response
+from service.client import client_options, refusal
 from service.errors import ConfigError, UnavailableError
 from service.files import replace_file
 from service.log import configure_logging
@@ -83,7 +83,7 @@ def _from_controller(settings: ExportSettings, progress: Counted) -> int:
         with httpx.Client(**options) as http, http.stream("GET", path, params=query) as response:
             if response.is_error:
                 response.read()
-                raise UnavailableError(explain_response(response), field="controller")
+                raise refusal(response, field="controller")
             next_since = response.headers.get(NEXT_SINCE_HEADER, "")
             if not next_since.isdigit():
                 raise UnavailableError(f"the answer has no {NEXT_SINCE_HEADER}", field="controller")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import math
 import random
@@ -16,6 +17,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from sidecar.push import FORECAST_PERIOD_S
 
 HORIZONS_S = (1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0)
 PUSH_PERIOD_S = 1.0
@@ -101,9 +104,17 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
 
-def sample_bodies(first: int, count: int, rng: random.Random) -> list[tuple[bytes, bytes]]:
-    """Per server what stands before and after the time of its sample, with all that a sidecar says."""
-    return [_split(_sample(number, rng)) for number in range(first, first + count)]
+@dataclass(frozen=True, slots=True)
+class SampleBody:
+    """A server's sample as bytes before and after its time, with all that a sidecar says."""
+
+    before: bytes
+    after: bytes
+    after_with_forecast: bytes
+
+
+def sample_bodies(first: int, count: int, rng: random.Random) -> list[SampleBody]:
+    return [_to_body(_sample(number, rng)) for number in range(first, first + count)]
 
 
 def _sample(number: int, rng: random.Random) -> dict[str, Any]:
@@ -152,18 +163,29 @@ def _sample(number: int, rng: random.Random) -> dict[str, Any]:
     }
 
 
-def _split(body: dict[str, Any]) -> tuple[bytes, bytes]:
-    before, _, after = json.dumps(body).encode().partition(b'"t_s": -1.0')
-    return before + b'"t_s": ', after
+def _to_body(sample: dict[str, Any]) -> SampleBody:
+    before, _, full = json.dumps(sample).encode().partition(b'"t_s": -1.0')
+    _, _, bare = json.dumps({**sample, "forecast": []}).encode().partition(b'"t_s": -1.0')
+    return SampleBody(before + b'"t_s": ', bare, full)
 
 
-async def relay(connection: Connection, bodies: list[tuple[bytes, bytes]], seen: Seen, end_s: float) -> None:
-    """Push one sample of each server per second; what was not answered is sent again, as a sidecar would."""
+async def relay(connection: Connection, bodies: list[SampleBody], seen: Seen, end_s: float) -> None:
+    """Push one sample of each server per second; what was not answered is sent again, as a sidecar would.
+
+    Each server's forecast goes along as often as a sidecar sends it.
+    """
     due_s = time.monotonic() + random.uniform(0, PUSH_PERIOD_S)
-    while due_s < end_s:
+    forecast_every = round(FORECAST_PERIOD_S / PUSH_PERIOD_S)
+    for push in itertools.count():
+        if due_s >= end_s:
+            return
         await asyncio.sleep(max(0.0, due_s - time.monotonic()))
         stamp = f"{time.time():.6f}".encode()
-        body = b'{"samples": [' + b", ".join(before + stamp + after for before, after in bodies) + b"]}"
+        samples = [
+            body.before + stamp + (body.after if (push + place) % forecast_every else body.after_with_forecast)
+            for place, body in enumerate(bodies)
+        ]
+        body = b'{"samples": [' + b", ".join(samples) + b"]}"
         seen.samples_sent += len(bodies)
         accepted = await _push(connection, body, seen, end_s)
         seen.samples_accepted += accepted

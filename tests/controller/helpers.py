@@ -50,6 +50,9 @@ class MemoryStore:
     def put(self, table: str, key: str | int, value: BaseModel | str) -> None:
         self.rows[table, str(key)] = value
 
+    def forget(self, table: str, key: str | int) -> None:
+        self.rows.pop((table, str(key)), None)
+
 
 def registration(agent_id: str = "island-0", instance: str = "first", **fields: Any) -> AgentRegistration:
     return AgentRegistration.model_validate({"agent_id": agent_id, "instance": instance, "node": "host-a", **fields})

@@ -115,6 +115,17 @@ def test_draining_twice_is_refused_unless_it_is_to_be_at_once_now() -> None:
     assert plan("drain", registry, slot=0, when="now")[0].when is ControlWhen.NOW
 
 
+def test_a_swap_does_not_undo_a_drain_that_waits_for_its_sync() -> None:
+    registry = fleet()
+    registry.order(registry.records["a0"], Leaving(action=ControlAction.DRAIN))
+    for when in ControlWhen:
+        with pytest.raises(ConflictError, match="a0: to be drained after the next sync") as caught:
+            plan("swap", registry, node="host-a", when=when)
+        assert (caught.value.field, caught.value.remedy) == ("node", "resume it first, or let it go")
+    registry.order(registry.records["a0"], Leaving(action=ControlAction.SWAP, to_agent="a2"))
+    assert moves(plan("swap", registry, slot=0, to_agent="a3")) == [("a0", 0, "a3", "after_sync")]
+
+
 def test_a_request_names_one_target() -> None:
     with pytest.raises(ValidationError, match="give one of them"):
         ControlRequest(action=ControlAction.DRAIN, slot=0, node="host-a")

@@ -247,6 +247,40 @@ def test_a_failing_commit_is_told_kept_and_tried_again(place: Place, monkeypatch
     assert [kept.t_s for kept in reader.samples()] == [1.0, 2.0]
 
 
+def test_what_was_queued_behind_a_failed_batch_is_written_when_the_journal_closes(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "RETRY_S", 60.0)
+    with opened(place) as journal:
+        mend = place.break_writes()
+        append_sample(journal, 1.0)
+        with pytest.raises(UnavailableError):
+            asyncio.run(journal.commit())
+        append_sample(journal, 2.0)
+        journal.put("meta", "epoch", "2")
+        mend()
+    reader = place.reader()
+    assert [kept.t_s for kept in reader.samples()] == [1.0, 2.0]
+    assert reader.meta()["epoch"] == "2"
+
+
+def test_what_a_stop_leaves_unwritten_is_told(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(journal_module, "RETRY_S", 60.0)
+    with opened(place) as journal:
+        mend = place.break_writes()
+        append_sample(journal, 1.0)
+        with pytest.raises(UnavailableError):
+            asyncio.run(journal.commit())
+        append_sample(journal, 2.0)
+        journal.put("meta", "epoch", "2")
+    mend()
+    (told,) = [record.getMessage() for record in caplog.records if "journal closes" in record.getMessage()]
+    assert "rows that cannot be written" in told
+    assert " meta=1 samples=2 error=" in told
+
+
 def test_while_writes_fail_each_log_is_bounded_alone_and_losses_are_counted(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

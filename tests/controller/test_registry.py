@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.records import AgentRecord, Membership
-from controller.registry import LeaseTerms, Registry
+from controller.registry import FORGET_AFTER_S, LeaseTerms, Registry
 from controller.schema import Heartbeat
 from service.errors import ConflictError, InputError, WadilocoError
 from tests.controller.helpers import MemoryStore, progress, registration, report
@@ -165,9 +165,49 @@ def test_every_change_is_handed_to_the_journal() -> None:
     assert (restored.epoch, restored.agents) == (registry.epoch, registry.agents)
 
 
+def test_agents_that_are_gone_for_a_day_are_forgotten_unless_something_depends_on_them() -> None:
+    store = MemoryStore()
+    registry = make(num_slots=2, store=store)
+    far = registry.register(registration("far"), now_s=0.0)
+    beat(registry, far, 1.0, progress=progress(step=500))
+    registry.leave("far", "first")
+    for name in ("spare-a", "spare-b", "drained"):
+        registry.register(registration(name), now_s=2.0)
+    registry.release(registry.check("drained", "first"), drained=True, now_s=2.0)
+    for name in ("spare-a", "drained"):
+        registry.leave(name, "first")
+    assert registry.forget(FORGET_AFTER_S) == 0
+    registry.expire(FORGET_AFTER_S + 3)
+    # far told most of slot 0, spare-b had slot 1 when it was lost, drained must not train if it comes back.
+    assert registry.forget(FORGET_AFTER_S + 3) == 0
+    newest = registry.register(registration("new"), now_s=FORGET_AFTER_S + 3)
+    assert (newest.slot, newest.resume and newest.resume.step) == (0, 500)
+    assert registry.forget(FORGET_AFTER_S + 4) == 2
+    assert sorted(registry.records) == ["drained", "new", "spare-b"]
+    assert sorted(key for table, key in store.rows if table == "agents") == ["drained", "new", "spare-b"]
+    assert registry.register(registration("drained"), now_s=FORGET_AFTER_S + 5).slot is None
+
+
+def test_names_that_were_used_once_do_not_lock_new_ones_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.registry.MAX_AGENTS", 4)
+    monkeypatch.setattr("controller.registry.FORGET_AT_ONCE", 2)
+    registry = make(num_slots=1)
+    registry.register(registration("holder"), now_s=0.0)
+    for index in range(10):
+        registry.register(registration(f"once-{index}"), now_s=float(index))
+        registry.leave(f"once-{index}", "first")
+        assert len(registry.records) <= 4
+    assert {"holder", "once-9"} <= registry.records.keys()
+    for name in ("b", "c", "d"):
+        registry.register(registration(name), now_s=20.0)
+    with pytest.raises(ConflictError) as refused:
+        registry.register(registration("e"), now_s=20.0)
+    assert (refused.value.field, len(registry.records)) == ("agent_id", 4)
+
+
 events = st.lists(
     st.tuples(
-        st.sampled_from(["register", "leave", "beat", "wait", "expire"]),
+        st.sampled_from(["register", "leave", "beat", "wait", "expire", "forget"]),
         st.sampled_from(["a", "b", "c"]),
         st.sampled_from(["x", "y"]),
         st.floats(0, 15),
@@ -192,7 +232,9 @@ def test_a_slot_never_has_two_holders_and_the_epoch_never_falls(
             elif event == "beat":
                 beat(registry, registry.check(agent_id, instance), now_s)
             elif event == "wait":
-                now_s += seconds
+                now_s += seconds * FORGET_AFTER_S if seconds > 14 else seconds
+            elif event == "forget":
+                registry.forget(now_s)
             else:
                 registry.expire(now_s)
         except WadilocoError:

@@ -213,7 +213,9 @@ class LiveSidecar:
         self.url = f"http://127.0.0.1:{port}"
         told = ("--vllm", server_url, "--port", str(port), "--scrape-interval-s", "0.2")
         gated = () if gate is None else ("--gate", str(gate))
-        children.start(f"sidecar-{port}", [*WADILOCO, "sidecar", *told, *gated, *options], log=logs / f"sidecar-{port}.log")
+        children.start(
+            f"sidecar-{port}", [*WADILOCO, "sidecar", *told, *gated, *options], log=logs / f"sidecar-{port}.log"
+        )
 
     def load(self, *, window_s: float = 0.0) -> Load:
         answer = httpx.get(f"{self.url}/v1/load", params={"window_s": window_s}, timeout=10, trust_env=False)

@@ -106,8 +106,9 @@ def test_loads_of_all_engines_add_up_and_kv_usage_does_not(layout: Layout) -> No
     with server.unfinished(count=NUM_LONG):
         state = server.becomes(GateReason.IN_FLIGHT)
         assert (state.in_flight, state.running) == (NUM_LONG, NUM_LONG)
+        # Which API server takes a connection is the kernel's choice.
         in_flight = [slot.in_flight for slot in server.slots() if slot.flags == SlotFlag.INGRESS]
-        assert (len(in_flight), sum(in_flight), min(in_flight) > 0) == (NUM_API_SERVERS, NUM_LONG, True)
+        assert (len(in_flight), sum(in_flight)) == (NUM_API_SERVERS, NUM_LONG)
         # An engine's gauges move with its next step, and reach the page through either API server.
         text, page = eventually(
             lambda: seen if (seen := page_of(server))[1].running == NUM_LONG else None, what="all requests on the page"

@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request, Response
 
 from controller.schema import RejectedSample, SampleReceipt
 from sidecar.push import DropReason, Pusher, PushOutcome
-from sidecar.schema import EngineState, LoadSample
+from sidecar.schema import EngineState, ForecastPoint, LoadSample
 from tests.sidecar.helpers import until
 
 
@@ -27,13 +27,17 @@ class Receiver:
 
     def __init__(self) -> None:
         self.app = FastAPI()
-        self.times: list[float] = []
+        self.samples: list[LoadSample] = []
         self.batch_sizes: list[int] = []
         self.status = 200
         self.max_samples = 10_000
         self.reject_first = False
         self.body: bytes | None = None
         self.app.add_api_route("/v1/samples", self.receive, methods=["POST"])
+
+    @property
+    def times(self) -> list[float]:
+        return [sample.t_s for sample in self.samples]
 
     async def receive(self, request: Request) -> Response:
         samples = json.loads(await request.body())["samples"]
@@ -42,7 +46,7 @@ class Receiver:
             return Response(json.dumps({"message": "not now"}), status_code=self.status)
         if len(samples) > self.max_samples:
             return Response(status_code=413)
-        self.times += [LoadSample.model_validate(s).t_s for s in samples]
+        self.samples += [LoadSample.model_validate(s) for s in samples]
         rejected = [RejectedSample(index=0, reason="stale")] if self.reject_first else []
         receipt = SampleReceipt(accepted=len(samples) - len(rejected), rejected=rejected)
         return Response(self.body or receipt.model_dump_json(), media_type="application/json")
@@ -101,6 +105,24 @@ def test_samples_arrive_in_order_and_in_batches() -> None:
         assert bench.receiver.batch_sizes == [3, 1]
         assert bench.outcomes == {PushOutcome.OK: 2}
         assert not bench.dropped
+
+    on_bench(body)
+
+
+def test_one_sample_in_five_seconds_carries_the_forecast() -> None:
+    async def body(bench: Bench) -> None:
+        point = ForecastPoint(
+            horizon_s=1.0, arrivals_per_s=1.0, arrivals_per_s_q10=0.0, arrivals_per_s_q50=1.0, arrivals_per_s_q90=2.0
+        )
+        full = sample(0.0).model_copy(update={"forecast": (point,)})
+        # A server without a forecast yet, then one second each, then a clock that was set back.
+        bench.offer(98, 99)
+        for t_s in (100, 101, 104.9, 105, 109, 110.5, 50, 51, 55):
+            bench.pusher.offer(full.model_copy(update={"t_s": t_s}))
+        async with bench.running():
+            await until(lambda: len(bench.receiver.samples) == 11, "delivery")
+        assert [s.t_s for s in bench.receiver.samples if s.forecast] == [100, 105, 110.5, 50, 55]
+        assert {s.forecast for s in bench.receiver.samples} == {(), (point,)}
 
     on_bench(body)
 

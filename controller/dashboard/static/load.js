@@ -69,10 +69,10 @@ export class LoadPanel {
       place.replaceChildren();
       return;
     }
-    const { sample } = this.#history;
+    const { forecast, forecast_t_s } = this.#history;
     const observed = this.#observed(store.points.get(this.chosen) ?? []);
-    setText(byId("load-note"), note(sample, now_s, store.run?.stale_after_s));
-    const points = sample.forecast.map((point) => ({ ...point, t_s: sample.t_s + point.horizon_s })).filter((point) => point.t_s >= now_s - 5);
+    setText(byId("load-note"), note(this.#history, now_s, store.run?.stale_after_s));
+    const points = forecast.map((point) => ({ ...point, t_s: forecast_t_s + point.horizon_s })).filter((point) => point.t_s >= now_s - 5);
     drawFigures(place, (width) => [arrivalsFigure(width, observed, points, now_s), engineFigure(width, observed, points, now_s)]);
   }
 
@@ -83,11 +83,11 @@ export class LoadPanel {
   }
 }
 
-function note(sample, now_s, stale_after_s) {
+function note({ sample, forecast }, now_s, stale_after_s) {
   const old_s = now_s - sample.t_s;
   const parts = [`Newest sample ${age(old_s)} old${isKnown(stale_after_s) && old_s > stale_after_s ? ": too old, the load is unknown" : ""}.`];
-  if (!sample.forecast.length) parts.push("No forecast yet.");
-  const last = sample.forecast.at(-1);
+  if (!forecast.length) parts.push("No forecast yet.");
+  const last = forecast.at(-1);
   if (last && isKnown(last.burst_probability)) parts.push(`A burst within ${short(last.horizon_s)} s: ${percent(last.burst_probability)} likely.`);
   const costs = sample.sync_costs_ahead;
   if (costs.length) {

@@ -63,11 +63,33 @@ def test_the_history_of_a_server_has_its_bins_and_its_forecast(tmp_path: Path) -
         told = await client.get("/v1/history", server_id="rack/1:a")
         assert [b["in_engine"] for b in told["bins"]] == [1, 3]
         assert told["bins"][1]["arrivals_per_s"] == 2
-        assert told["sample"]["forecast"][0]["arrivals_per_s_q90"] == 4
+        assert (told["forecast_t_s"], told["forecast"][0]["arrivals_per_s_q90"]) == (START_S, 4)
         refused = await client.http.get("/v1/history", params={"server_id": "nobody"})
         assert (refused.status_code, refused.json()["field"]) == (422, "server_id")
 
     play(make_settings(tmp_path), ManualClock(), body)
+
+
+def test_a_forecast_holds_until_the_next_one_comes_or_it_is_old(tmp_path: Path) -> None:
+    clock = ManualClock()
+    point = {"horizon_s": 5.0, "arrivals_per_s": 2, "arrivals_per_s_q10": 1, "arrivals_per_s_q50": 2}
+
+    async def forecast_after(client: Client, wait_s: float, **fields: object) -> tuple[float | None, int]:
+        clock.advance(wait_s)
+        await client.http.post("/v1/samples", json={"samples": [sample("a", t_s=clock(), **fields)]})
+        told = await client.get("/v1/history", server_id="a")
+        return told["forecast_t_s"], len(told["forecast"])
+
+    async def body(client: Client) -> None:
+        full = [point | {"arrivals_per_s_q90": 4}]
+        assert await forecast_after(client, 0) == (None, 0)
+        assert await forecast_after(client, 1, forecast=full) == (START_S + 1, 1)
+        assert await forecast_after(client, 4) == (START_S + 1, 1)
+        assert await forecast_after(client, 1, forecast=full * 2) == (START_S + 6, 2)
+        assert await forecast_after(client, 14) == (START_S + 6, 2)
+        assert await forecast_after(client, 2) == (None, 0)
+
+    play(make_settings(tmp_path), clock, body)
 
 
 def test_slo_counts_are_unknown_until_a_sample_tells_them(tmp_path: Path) -> None:

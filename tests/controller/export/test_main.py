@@ -48,6 +48,8 @@ def test_a_failure_leaves_the_old_file_alone(tmp_path: Path, capsys: pytest.Capt
         (["--journal", "a", "--controller", "http://127.0.0.1:1"], "give either --journal FILE or --controller URL"),
         (["--journal", "no-such-file"], "journal: no-such-file is not a file"),
         (["--journal", "a", "--table", "agents"], "table:"),
+        (["--journal", "a", "--out", "-"], "out: - is no file"),
+        (["--journal", "a", "--out", "rows.tsv"], "rows.tsv ends with neither .csv nor .parquet; give --format too"),
     ],
 )
 def test_what_cannot_work_is_one_line(
