@@ -60,7 +60,7 @@ REFUSALS: dict[int, type[WadilocoError]] = {
 
 
 def refusal(response: httpx.Response, *, field: str) -> WadilocoError:
-    """The error of the tree that a peer's error answer stands for; ``field`` names the peer where the answer is nothing of ours."""
+    """The error that a peer's error answer stands for; ``field`` names the peer where the answer tells nothing."""
     kind = REFUSALS.get(response.status_code, UnavailableError)
     try:
         body: Any = response.json()

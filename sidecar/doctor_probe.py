@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from service.client import ClientOptions, explain_response
+from service.deadline import deadline
 from sidecar.doctor_evidence import PeerEvidence, ServerEvidence
 from sidecar.source.parse import PageParser
 from sidecar.source.remedies import remedy_of
@@ -117,19 +118,24 @@ class Probe:
         """The answer with its body, at most `MAX_ANSWER_BYTES` of it; or why there is none."""
         try:
             headers = {"Accept-Encoding": "identity"}
-            async with asyncio.timeout(self._timeout_s), client.stream("GET", path, headers=headers) as response:
-                if (strange := strange_encoding(response)) is not None:
-                    return f"answered {path} {strange}"
-                body = bytearray()
-                async for chunk in response.aiter_raw():
-                    body += chunk
-                    if len(body) > MAX_ANSWER_BYTES:
-                        return f"answered {path} with over {MAX_ANSWER_BYTES} bytes"
-                return httpx.Response(response.status_code, content=bytes(body))
+            with deadline(self._timeout_s):
+                return await _read(client, path, headers)
         except (TimeoutError, httpx.TimeoutException):
             return f"no answer within {self._timeout_s:g} s"
         except (httpx.HTTPError, TokenError) as exc:
             return f"{type(exc).__name__}: {exc}"
+
+
+async def _read(client: httpx.AsyncClient, path: str, headers: dict[str, str]) -> httpx.Response | str:
+    async with client.stream("GET", path, headers=headers) as response:
+        if (strange := strange_encoding(response)) is not None:
+            return f"answered {path} {strange}"
+        body = bytearray()
+        async for chunk in response.aiter_raw():
+            body += chunk
+            if len(body) > MAX_ANSWER_BYTES:
+                return f"answered {path} with over {MAX_ANSWER_BYTES} bytes"
+        return httpx.Response(response.status_code, content=bytes(body))
 
 
 async def watch(scraper: Scraper, *, watch_s: float) -> tuple[ScrapeResult, ...]:

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from controller.schema import SampleBatch, SampleReceipt
 from service.client import explain_response
+from service.deadline import deadline
 from service.peers import Peers
 from service.tasks import wait_for_exit
 from sidecar.schema import LoadSample
@@ -130,7 +131,7 @@ class Pusher:
         body = SampleBatch(samples=[sample.model_dump(mode="json") for sample in batch])
         url = self._peers.current
         try:
-            async with asyncio.timeout(self._timeout_s):
+            with deadline(self._timeout_s):
                 response = await self._client.post(f"{url}/v1/samples", json=body.model_dump())
         except (TimeoutError, httpx.TimeoutException):
             self._peers.leave(url)

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import httpx
@@ -23,6 +23,7 @@ from diloco.agent.metrics import IslandMetrics
 from diloco.agent.rules import backoff_s, counts, request_timeout_s, times_of
 from diloco.agent.state import NO_SYNCHRONIZER, AgentState
 from service.client import explain_response
+from service.deadline import deadline, unless
 from service.errors import ConfigError, ConflictError, InputError, UnavailableError, WadilocoError
 from service.peers import Peers
 from service.tasks import wait_for_exit
@@ -30,7 +31,6 @@ from service.tasks import wait_for_exit
 logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
-T = TypeVar("T")
 
 RETRY_FIRST_S = 0.25
 RETRY_LONGEST_S = 5.0
@@ -105,12 +105,12 @@ class ControllerLink:
     async def follow_directives(self, exit_event: asyncio.Event) -> None:
         """Long-poll for directives and pass on those of this lease, each once."""
         while not exit_event.is_set():
-            await _unless(exit_event, self._registered.wait())
+            await unless(exit_event, self._registered.wait())
             lease = self._state.lease
             if lease is None or exit_event.is_set():
                 continue
             try:
-                page = await _unless(exit_event, self._poll())
+                page = await unless(exit_event, self._poll())
             except WadilocoError as exc:
                 # Registration and its log are the heartbeat's business.
                 logger.debug("no directives error=%s", exc)
@@ -124,9 +124,8 @@ class ControllerLink:
         lease = self._state.lease
         if lease is None:
             return
-        with contextlib.suppress(WadilocoError, TimeoutError):
-            async with asyncio.timeout(FAREWELL_S):
-                await self._beat(lease)
+        with contextlib.suppress(WadilocoError, TimeoutError), deadline(FAREWELL_S):
+            await self._beat(lease)
         with contextlib.suppress(httpx.HTTPError):
             url = f"{self._peers.current}{self._agent}"
             await self._http.delete(url, params={"instance": self._state.instance}, timeout=FAREWELL_S)
@@ -188,7 +187,7 @@ class ControllerLink:
         wait_s = times_of(self._state.limits_lease).poll_s
         params = {"after": self._directive_seq, "wait_s": wait_s, "instance": self._state.instance}
         asking = self._ask(Directives, "GET", f"{self._agent}/directives", params=params, extra_wait_s=wait_s)
-        return await _unless(self._peers.moved, asking)
+        return await unless(self._peers.moved, asking)
 
     def _take(self, directive: Directive, lease: AgentLease) -> None:
         is_for_us = counts(directive, lease_epoch=lease.epoch, last_seq=self._directive_seq)
@@ -205,7 +204,7 @@ class ControllerLink:
         timeout_s = request_timeout_s(state.settings.request_timeout_s, state.limits_lease) + extra_wait_s
         url = self._peers.current
         try:
-            async with asyncio.timeout(timeout_s):
+            with deadline(timeout_s):
                 response = await self._http.request(method, f"{url}{path}", timeout=timeout_s, **arguments)
         except (httpx.HTTPError, TimeoutError) as exc:
             self._peers.leave(url)
@@ -248,7 +247,7 @@ class ControllerLink:
         self._state.changed.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
-                await _unless(exit_event, self._state.changed.wait())
+                await unless(exit_event, self._state.changed.wait())
 
 
 def _field_of(response: httpx.Response) -> str | None:
@@ -259,15 +258,3 @@ def _field_of(response: httpx.Response) -> str | None:
         return None
     field = body.get("field") if isinstance(body, dict) else None
     return field if isinstance(field, str) else None
-
-
-async def _unless(exit_event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of ``work``; None when ``exit_event`` comes first (an exit, or that a peer was left)."""
-    task = asyncio.create_task(work)
-    exiting = asyncio.create_task(exit_event.wait())
-    try:
-        await asyncio.wait({task, exiting}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        for pending in (task, exiting):
-            pending.cancel()

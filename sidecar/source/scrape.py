@@ -7,7 +7,6 @@ says 503 the server takes no requests (at every scrape then, so that its end is 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import ssl
 import time
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 import httpx
 
+from service.deadline import deadline
 from sidecar.source.page import PageError
 from sidecar.source.parse import PageParser, PageReader, PageTooLargeError
 from sidecar.source.remedies import TIMEOUT_OPTION, remedy_of
@@ -72,9 +72,9 @@ class Scraper:
         """One attempt of at most ``timeout_s``; never raises for what the server or the network does."""
         started_s = time.monotonic()
         snapshot, accepts, failure = None, None, Failure(ScrapeOutcome.OK, "")
-        deadline_s = asyncio.get_running_loop().time() + self._timeout_s
+        deadline_s = started_s + self._timeout_s
         try:
-            async with asyncio.timeout_at(deadline_s):
+            with deadline(self._timeout_s):
                 reader = await self._read_page()
             snapshot = reader.finish(t_s=max(time.time(), 0.0), monotonic_s=time.monotonic())
             if snapshot is None:
@@ -114,8 +114,9 @@ class Scraper:
             return None
         self._ask_health_s = time.monotonic() + HEALTH_PERIOD_S
         try:
-            async with asyncio.timeout_at(deadline_s), self._client.stream("GET", "health") as response:
-                status = response.status_code
+            with deadline(deadline_s - time.monotonic()):
+                async with self._client.stream("GET", "health") as response:
+                    status = response.status_code
         except Exception as exc:  # noqa: BLE001 - the page was good: silence here says nothing
             logger.debug("health not told: %s", explain(exc, timeout_s=self._timeout_s).detail)
             return None
