@@ -71,18 +71,17 @@ make_environment() {
     touch "$STAMP"
 }
 
-# Installed again whenever its sources change. Built from a copy: setuptools leaves folders beside what it builds.
+# install_plugin NAME FOLDER: again whenever its sources change. Built from a copy: setuptools leaves folders beside it.
 install_plugin() {
-    local source copy stamp
-    source=sidecar/vllm_plugin
-    stamp="$VLLM_VENV/.plugin-$(cat $source/*.py $source/pyproject.toml | cksum | tr ' ' -)"
+    local name=$1 source=$2 copy stamp
+    stamp="$VLLM_VENV/.$name-$(cat "$source"/*.py "$source"/pyproject.toml | cksum | tr ' ' -)"
     [ ! -e "$stamp" ] || return 0
-    step "the plugin of $source into $VLLM_VENV"
+    step "$source into $VLLM_VENV"
     copy=$(mktemp -d)
-    cp $source/*.py $source/pyproject.toml "$copy"
+    cp "$source"/*.py "$source"/pyproject.toml "$copy"
     pip_install --no-deps --no-build-isolation --force-reinstall "$copy"
     rm -rf "$copy"
-    rm -f "$VLLM_VENV"/.plugin-*
+    rm -f "$VLLM_VENV/.$name"-*
     touch "$stamp"
 }
 
@@ -96,6 +95,7 @@ make_model() {
 
 [ -z "${FORCE:-}" ] || rm -rf "$VLLM_VENV" "$TINY_MODEL"
 [ -e "$STAMP" ] || { check_platform && make_environment; }
-install_plugin
+install_plugin plugin sidecar/vllm_plugin
+install_plugin quiet deploy/local/vllm_quiet
 [ -e "$TINY_MODEL/model.safetensors" ] || make_model
 step "ready: $VLLM_VENV, $TINY_MODEL"
