@@ -14,6 +14,7 @@ import math
 from array import array
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from operator import add
 
 from controller.cost_track import CostTrack, total
 from controller.policy.cost_view import CostView
@@ -68,6 +69,20 @@ class ServerCosts:
         covered_s = self._covered[second % HISTORY_S]
         return self._costs[second % HISTORY_S] / covered_s if covered_s >= MIN_COVERED_S else None
 
+    def series(self, seconds: range) -> list[float]:
+        """As `cost_per_s`, of many seconds at a fraction of the price; nan where it is unknown."""
+        held = range(max(seconds.start, self._newest - HISTORY_S + 1), min(seconds.stop, self._newest + 1))
+        if not held:
+            return [math.nan] * len(seconds)
+        begin, end = held.start % HISTORY_S, (held.stop - 1) % HISTORY_S + 1
+        pieces = [slice(begin, end)] if begin < end else [slice(begin, None), slice(0, end)]
+        known = [
+            cost / covered_s if covered_s >= MIN_COVERED_S else math.nan
+            for piece in pieces
+            for cost, covered_s in zip(self._costs[piece], self._covered[piece], strict=True)
+        ]
+        return [math.nan] * (held.start - seconds.start) + known + [math.nan] * (seconds.stop - held.stop)
+
     def _move_to(self, second: int) -> None:
         for passed in range(max(self._newest + 1, second - HISTORY_S + 1), second + 1):
             index = passed % HISTORY_S
@@ -115,7 +130,10 @@ class CostBook:
         seconds = range(math.ceil(since_s), math.floor(until_s))
         if not known or len(known) < len(servers):
             return (None,) * len(seconds)
-        return tuple(total([server.cost_per_s(second) for server in known]) for second in seconds)
+        sums = [0.0] * len(seconds)
+        for server in known:
+            sums = list(map(add, sums, server.series(seconds)))
+        return tuple(None if math.isnan(cost) else cost for cost in sums)
 
     def view(self, server_ids: Collection[str], *, now_s: float, sync_s: float) -> CostView | None:
         """What a sync of ``sync_s`` seconds of the group costs now; None while that is unknown.

@@ -210,6 +210,7 @@ def test_a_million_decisions_answer_at_once(tmp_path: Path) -> None:
         pass  # makes the journal
     terms = json.dumps({f"term_{index}": index / 7 for index in range(12)})
     with sqlite3.connect(tmp_path / "journal.sqlite") as database:
+        database.execute("DELETE FROM decisions")  # of the first tick
         database.executemany(
             "INSERT INTO decisions (id, t_s, policy, action, reason, round, slots, terms)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",

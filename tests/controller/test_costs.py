@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from controller.costs import FORGET_AFTER_S, HISTORY_S, CostBook
+from controller.costs import FORGET_AFTER_S, HISTORY_S, CostBook, ServerCosts
 from sidecar.schema import LoadSample
 
 T0 = 1_700_000_000.0
@@ -81,6 +84,23 @@ def test_a_long_silence_leaves_nothing_of_the_lap_before() -> None:
     costs.offer(sample(T0 + 1, 7.0))
     costs.offer(sample(T0 + 1 + HISTORY_S, 1.0))
     assert costs.series(("a",), since_s=T0 + HISTORY_S - 5, until_s=T0 + HISTORY_S + 1) == (*[None] * 5, 1.0)
+
+
+@given(
+    pieces=st.lists(st.tuples(st.sampled_from([0.3, 1.0, 1.7, 40.0]), st.sampled_from([0.0, 0.5, 30.0]), st.booleans()), max_size=60),
+    first=st.integers(-50, HISTORY_S + 50),
+    count=st.integers(0, 200),
+)  # fmt: skip
+def test_many_seconds_at_once_are_the_same_as_one_by_one(
+    pieces: list[tuple[float, float, bool]], first: int, count: int
+) -> None:
+    server, t_s = ServerCosts(), T0 + HISTORY_S - 60
+    for interval_s, silence_s, is_known in pieces:
+        t_s += interval_s + silence_s
+        server.add(sample(t_s, t_s - T0 if is_known else None, interval_s=interval_s))
+    seconds = range(int(T0) + first, int(T0) + first + count)
+    found = [None if math.isnan(cost) else cost for cost in server.series(seconds)]
+    assert found == [server.cost_per_s(second) for second in seconds]
 
 
 def test_a_server_that_nobody_asked_for_takes_no_memory() -> None:
