@@ -16,6 +16,8 @@ from service.errors import UnavailableError
 START_DEADLINE_S = 240.0
 MAX_MODEL_LEN = 1024
 MIDDLEWARE = "wadiloco_vllm_plugin.InFlightMiddleware"
+AS_SHIPPED = {"VLLM_PLUGINS": "wadiloco"}
+"""Environment of a server whose processes spin while they wait, as vLLM's do (without ``deploy/local/vllm_quiet``)."""
 GATE_DIRECTORY_VARIABLE = "WADILOCO_GATE_DIR"
 NO_GATE = "off"
 SERVED_NAME = "tiny"

@@ -8,6 +8,9 @@ ratios are what this machine's noise alone amounts to.
 ``BENCH_GATE='ROUNDS SECONDS LOADS'`` sets the size, such as ``'5 30 4,8,bursts'``: a number is a Poisson rate in
 requests/s, ``bursts`` a stretch of a recorded trace (the Azure code trace where ``WADILOCO_AZURE_TRACE`` names it, else
 the one that comes with the project) at 4 requests/s on average.
+
+The server is as vLLM ships it and on all cores, as is the trainer. ``BENCH_GATE_CORE=0`` puts both on that core, which
+then plays the GPU, and lets the server wait without spinning, as the replay's servers do.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ import pytest
 from replay.loadgen import PlannedRequest, run_load
 from replay.processes import Children, answers, free_ports, wait_for
 from replay.traces import read_trace, slice_trace
-from replay.vllm_server import SERVED_NAME, START_DEADLINE_S, LocalVllm, start_vllm
+from replay.vllm_server import AS_SHIPPED, SERVED_NAME, START_DEADLINE_S, LocalVllm, start_vllm
 from sidecar.vllm_plugin.gate_reader import ALL_SOURCES
 from sidecar.vllm_plugin.identity import default_directory
 from sidecar.vllm_plugin.records import SlotFlag
@@ -39,6 +42,7 @@ pytestmark = [pytest.mark.bench, pytest.mark.vllm, pytest.mark.timeout(7200)]
 
 ROOT = Path(__file__).parents[2]
 DEFAULT_SIZE = "5 30 4,8,bursts"
+CORE = int(os.environ["BENCH_GATE_CORE"]) if "BENCH_GATE_CORE" in os.environ else None
 BURSTS = "bursts"
 BURSTS_MEAN_PER_S = 4.0
 MAX_TOKENS = 32
@@ -105,7 +109,10 @@ def site(tmp_path: Path) -> Iterator[Site]:
     url = f"http://127.0.0.1:{port}"
     exact, scraped = default_directory(port), default_directory(sidecar_port)
     try:
-        start_vllm(children, vllm, name="vllm", port=port, core=None, logs=tmp_path, gate=exact, with_middleware=True)
+        env = AS_SHIPPED if CORE is None else None
+        start_vllm(
+            children, vllm, name="vllm", port=port, core=CORE, logs=tmp_path, gate=exact, with_middleware=True, env=env
+        )
         asyncio.run(
             wait_for(url, lambda: answers(f"{url}/health"), children=children, deadline_s=START_DEADLINE_S, period_s=1)
         )
@@ -121,8 +128,9 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def start_trainer() -> subprocess.Popen[str]:
+    pinned = () if CORE is None else ("taskset", "-c", str(CORE))
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.bench.gated_trainer"],
+        [*pinned, sys.executable, "-m", "tests.bench.gated_trainer"],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -187,8 +195,9 @@ def test_what_training_costs_a_server_with_each_gate(site: Site) -> None:
     rounds, seconds, loads = os.environ.get("BENCH_GATE", DEFAULT_SIZE).split()
     duration_s = float(seconds)
     rng = random.Random(0)
+    where = "all of" if CORE is None else f"server and trainer on core {CORE} of"
     print(f"\n{rounds} rounds of {seconds} s per mode in slices of {SLICE_S:g} s, {MAX_TOKENS} tokens per answer, "
-          f"{os.cpu_count()} cores")  # fmt: skip
+          f"{where} {os.cpu_count()} cores")  # fmt: skip
     asyncio.run(measure(site, "ungated", sliced(poisson(4, 5, seed=999), 5, 999)[0], Window()))
     for load in loads.split(","):
         seen: dict[str, list[Window]] = {mode: [] for mode in MODES}

@@ -21,7 +21,7 @@ import pytest
 
 from replay.loadgen import PlannedRequest, run_load
 from replay.processes import Child, Children, answers, free_ports, wait_for
-from replay.vllm_server import SERVED_NAME, START_DEADLINE_S, LocalVllm, start_vllm
+from replay.vllm_server import AS_SHIPPED, SERVED_NAME, START_DEADLINE_S, LocalVllm, start_vllm
 
 pytestmark = [pytest.mark.bench, pytest.mark.vllm, pytest.mark.timeout(3600)]
 
@@ -40,7 +40,7 @@ def watched(tmp_path: Path) -> Iterator[tuple[str, Child]]:
     port, sidecar_port = free_ports(2, range(18600, 18700))
     url, sidecar_url = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{sidecar_port}"
     try:
-        start_vllm(children, vllm, name="vllm", port=port, core=None, logs=tmp_path)
+        start_vllm(children, vllm, name="vllm", port=port, core=None, logs=tmp_path, env=AS_SHIPPED)
         command = [sys.executable, "-m", "wadiloco", "sidecar", "--vllm", url, "--port", str(sidecar_port)]
         sidecar = children.start("sidecar", command, log=tmp_path / "sidecar.log")
 
