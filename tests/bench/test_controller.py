@@ -27,6 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from replay.processes import free_ports
 from tests.bench.fleet_load import Connection, Island, Seen, percentile, relay, sample_bodies
+from tests.bench.process_cost import cpu_s, resident_mb
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(7200)]
 
@@ -109,16 +110,6 @@ def tick_percentile_s(before: Reading, after: Reading, share: float) -> float:
             return low_s + (min(edge_s, 10.0) - low_s) * within
         low_s, below = edge_s, count
     return low_s
-
-
-def resident_mb(pid: int) -> float:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def bear(pid: int, port: int, *, seconds: float, sidecars: int, islands: int) -> None:

@@ -22,6 +22,7 @@ import pytest
 from replay.loadgen import PlannedRequest, run_load
 from replay.processes import Child, Children, answers, free_ports, wait_for
 from replay.vllm_server import AS_SHIPPED, SERVED_NAME, START_DEADLINE_S, LocalVllm, start_vllm
+from tests.bench.process_cost import cpu_s, resident_mb
 
 pytestmark = [pytest.mark.bench, pytest.mark.vllm, pytest.mark.timeout(3600)]
 
@@ -50,16 +51,6 @@ def watched(tmp_path: Path) -> Iterator[tuple[str, Child]]:
         yield url, sidecar
     finally:
         children.stop()
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def resident_mb(pid: int) -> float:
-    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return int(lines["VmRSS"].split()[0]) / 1024
 
 
 def core_share(pid: int, during_s: float) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.schema import Reason
 from service.static_files import read_static
 from tests.controller.helpers import Client, ManualClock, make_settings, play
 
@@ -73,3 +74,8 @@ def test_headings_are_in_order_and_controls_have_names() -> None:
     assert re.search(r"<html lang=\"en\">", html)
     for found in re.findall(r"<(?:section|dialog)[^>]*aria-labelledby=\"([^\"]+)\"", html):
         assert f'id="{found}"' in html
+
+
+def test_every_reason_of_a_decision_has_its_sentence() -> None:
+    sentences = STATIC["reasons.js"].body.decode().partition("const SENTENCES = {")[2].partition("\n};")[0]
+    assert set(re.findall(r"^  (\w+): \(", sentences, re.MULTILINE)) == set(Reason)
