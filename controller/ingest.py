@@ -1,27 +1,38 @@
 """From the body of ``POST /v1/samples`` to samples that are still to be judged.
 
-The body is only parsed here; forms are checked sample by sample (`controller.samples`), so that a large batch can be
-put down between two of them.
+A batch whose samples all have the form of one is read in one go, which takes half of the time. Of any other the body is
+only parsed here, and forms are checked sample by sample (`controller.samples`): a bad one costs nobody else.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from pydantic_core import from_json
 
-from controller.schema import SampleBatch
+from controller.schema import MAX_BATCH_SAMPLES, SampleBatch
 from service.errors import InputError
+from service.wire import Wire
+from sidecar.schema import LoadSample
+
+
+class _GoodBatch(Wire):
+    """`SampleBatch` without a bad sample."""
+
+    samples: list[LoadSample] = Field(max_length=MAX_BATCH_SAMPLES)
 
 
 def read_batch(body: bytes) -> Sequence[object]:
-    """The samples of a batch, as they came.
+    """The samples of a batch: `LoadSample` objects, or all as they came where one is none.
 
     Raises:
         InputError: it is no batch.
     """
+    with contextlib.suppress(ValidationError):
+        return _GoodBatch.model_validate_json(body).samples
     try:
         return SampleBatch.model_validate(_parse(body)).samples
     except ValidationError as exc:

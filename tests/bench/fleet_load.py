@@ -27,59 +27,81 @@ ANSWER_DEADLINE_S = 60.0
 RECONNECT_S = 0.2
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    body: bytes
+    at_s: float
+    """Unix time at which its last bytes came, however long this process then had other things to do."""
+
+
+class Wire(asyncio.Protocol):
+    """One connection; one answer at a time."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+        self._wanted: asyncio.Future[Answer] | None = None
+        self.is_lost = False
+
+    def wait(self) -> asyncio.Future[Answer]:
+        self._wanted = asyncio.get_running_loop().create_future()
+        return self._wanted
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        head, end, rest = bytes(self._received).partition(b"\r\n\r\n")
+        if not end:
+            return
+        lines = head.split(b"\r\n")
+        length = next((int(line[15:]) for line in lines if line.lower().startswith(b"content-length:")), 0)
+        if len(rest) < length or self._wanted is None or self._wanted.done():
+            return
+        self._received.clear()
+        self._wanted.set_result(Answer(int(lines[0].split()[1]), rest, time.time()))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+        if self._wanted is not None and not self._wanted.done():
+            self._wanted.set_exception(exc or ConnectionResetError("the controller closed the connection"))
+
+
 class Connection:
     """One keep-alive connection."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._wire: Wire | None = None
+        self._transport: asyncio.Transport | None = None
 
-    async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        """Status and body of the answer.
-
-        Raises:
-            OSError: no connection, or it broke.
-            TimeoutError: no answer in time.
-        """
+    async def ask(self, method: str, path: str, body: bytes = b"") -> Answer:
+        """Raises `OSError` (no connection, or it broke) or `TimeoutError`."""
         async with asyncio.timeout(ANSWER_DEADLINE_S):
-            if self._writer is not None:
+            if self._wire is not None:
                 # A server ends a connection that was idle for long just when it is used again.
-                with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                with contextlib.suppress(OSError):
                     return await self._ask(method, path, body)
             return await self._ask(method, path, body)
 
-    async def _ask(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
-        if self._writer is None:
-            self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
-        assert self._reader is not None
+    async def _ask(self, method: str, path: str, body: bytes) -> Answer:
+        if self._wire is None or self._wire.is_lost:
+            self._transport, self._wire = await asyncio.get_running_loop().create_connection(
+                Wire, self._host, self._port
+            )
+        assert self._transport is not None
         head = f"{method} {path} HTTP/1.1\r\nHost: c\r\nContent-Length: {len(body)}\r\n"
         kind = "Content-Type: application/json\r\n" if body else ""
         try:
-            self._writer.write(f"{head}{kind}\r\n".encode() + body)
-            await self._writer.drain()
-            return await self._answer(self._reader)
+            answer = self._wire.wait()
+            self._transport.write(f"{head}{kind}\r\n".encode() + body)
+            return await answer
         except BaseException:  # cut off, or given up: a late answer must not be taken for that of the next request
             self.close()
             raise
 
-    async def _answer(self, reader: asyncio.StreamReader) -> tuple[int, bytes]:
-        head = await reader.readuntil(b"\r\n\r\n")
-        lines = head.split(b"\r\n")
-        length = next((int(line[15:]) for line in lines if line.lower().startswith(b"content-length:")), 0)
-        return int(lines[0].split()[1]), await reader.readexactly(length) if length else b""
-
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-        self._reader = self._writer = None
-
-    async def finish(self) -> None:
-        writer = self._writer
-        self.close()
-        if writer is not None:
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+        if self._transport is not None:
+            self._transport.close()
+        self._transport = self._wire = None
 
 
 @dataclass(slots=True)
@@ -194,12 +216,12 @@ async def relay(connection: Connection, bodies: list[SampleBody], seen: Seen, en
 
 async def _push(connection: Connection, body: bytes, seen: Seen, end_s: float) -> int:
     while True:
-        began_s = time.monotonic()
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
-            status, answer = await connection.ask("POST", "/v1/samples", body)
-            if status == 200:
-                seen.push_s.append(time.monotonic() - began_s)
-                receipt = json.loads(answer)
+        began_s = time.time()
+        with contextlib.suppress(OSError, TimeoutError):
+            answer = await connection.ask("POST", "/v1/samples", body)
+            if answer.status == 200:
+                seen.push_s.append(answer.at_s - began_s)
+                receipt = json.loads(answer.body)
                 seen.refusals.update(refused["reason"] for refused in receipt["rejected"])
                 return int(receipt["accepted"])
         seen.pushes_failed += 1
@@ -237,9 +259,9 @@ class Island:
             "server_id": f"vllm-{self.server:05d}",
             "slot": self.number,
         }
-        status, answer = await connection.ask("POST", "/v1/agents", json.dumps(body).encode())
-        assert status == 200, answer
-        lease = json.loads(answer)
+        answer = await connection.ask("POST", "/v1/agents", json.dumps(body).encode())
+        assert answer.status == 200, answer
+        lease = json.loads(answer.body)
         self.epoch, self.seq, self.beat_s = lease["epoch"], lease["directive_seq"], lease["heartbeat_interval_s"]
 
     async def beat_until(self, connection: Connection, seen: Seen, end_s: float) -> None:
@@ -272,14 +294,14 @@ class Island:
         }
         try:
             path = f"/v1/agents/{self.name}/heartbeat"
-            status, answer = await connection.ask("POST", path, json.dumps(body).encode())
-        except (OSError, asyncio.IncompleteReadError, TimeoutError):
+            answer = await connection.ask("POST", path, json.dumps(body).encode())
+        except (OSError, TimeoutError):
             seen.beats_failed += 1
             self.reports = reports + self.reports
             return
-        if status == 200:
+        if answer.status == 200:
             seen.beats += 1
-            self.epoch = json.loads(answer)["epoch"]
+            self.epoch = json.loads(answer.body)["epoch"]
         else:
             seen.beats_failed += 1
 
@@ -288,22 +310,21 @@ class Island:
             wait_s = max(0.1, min(POLL_S, left_s))
             query = f"instance=bench&after={self.seq}&wait_s={wait_s:.1f}"
             try:
-                status, answer = await connection.ask("GET", f"/v1/agents/{self.name}/directives?{query}")
-            except (OSError, asyncio.IncompleteReadError, TimeoutError):
+                answer = await connection.ask("GET", f"/v1/agents/{self.name}/directives?{query}")
+            except (OSError, TimeoutError):
                 seen.polls_failed += 1
                 await asyncio.sleep(RECONNECT_S)
                 continue
-            at_s = time.time()
-            if status != 200:
+            if answer.status != 200:
                 seen.polls_failed += 1
                 await asyncio.sleep(RECONNECT_S)
                 continue
-            found = json.loads(answer)
+            found = json.loads(answer.body)
             self.seq = found["seq"]
             for directive in found["directives"]:
-                seen.directive_s.append(at_s - directive["t_s"])
+                seen.directive_s.append(answer.at_s - directive["t_s"])
                 if directive["kind"] == "sync":
-                    self._sync(directive, at_s, seen)
+                    self._sync(directive, answer.at_s, seen)
 
     def _sync(self, directive: dict[str, Any], at_s: float, seen: Seen) -> None:
         seen.syncs += 1

@@ -145,7 +145,8 @@ async def bear(pid: int, port: int, *, seconds: float, sidecars: int, islands: i
             seen.directive_s.clear()
         after, used_s = read_metrics((await http.get("/metrics")).text), cpu_s(pid) - used_s
         busy = used_s / (time.monotonic() - began_s)
-    await asyncio.gather(*(connection.finish() for connection in connections))
+    for connection in connections:
+        connection.close()
     _report(seen, before, after, memory_mb, busy=busy)
 
 
