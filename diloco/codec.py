@@ -12,14 +12,14 @@ The last two are symmetric block quantisation (Dettmers et al., 2022, arXiv 2110
     s = max|x| / Q rounded up to bf16,   code = ⌊x/s + 1/2⌋,   x' = s · code,   Q = 127 or 7
 
 bf16 has the exponents of fp32, so scales neither overflow nor vanish where pseudo-gradients are small, as they would in
-fp16. Rounding up keeps every code within ±Q, and s · code has at most 16 significant bits: decoding is exact in fp32, the
-same on every machine. A block whose scale would be under 2^-126, the least normal number, is sent as zeros.
+fp16. Rounding up keeps every code within ±Q, and s · code has at most 16 significant bits: decoding is exact in fp32,
+the same on every machine. A block whose scale would be under 2^-126, the least normal number, is sent as zeros.
 
 Codes are stored as code + Q + 1, without sign: int4 puts two in a byte, the earlier value in the lower half. All scales
 come first, then all codes; the last block may be short. Bytes are little-endian.
 
-``fp32`` carries local parameters, the others the pseudo-gradient: differences of parameters survive few bits, parameters
-do not (see `diloco.feedback` for what becomes of that which is lost).
+``fp32`` carries local parameters, the others the pseudo-gradient: differences of parameters survive few bits,
+parameters do not (see `diloco.feedback` for what becomes of that which is lost).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from collections.abc import Iterator
 from math import ceil
 from typing import get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,8 +40,9 @@ FP32_BYTES = 4
 BF16_BYTES = 2
 BLOCK = 64
 """Values that share a scale: with 16 bits for it int4 takes 4.25 bits per value."""
-CHUNK = 1 << 17
-"""Values that are worked on at once, a multiple of `BLOCK`: what one pass writes is still in the cache for the next."""
+CHUNK = 1 << 18
+"""Values that are worked on at once, a multiple of `BLOCK`: so many that the calls cost little, and so few that what
+one pass writes is in the cache for the next."""
 MAX_ABS = 2.0**126
 """Largest absolute value that is encoded: decoded, even rounded up, it is still finite."""
 MIN_SCALE = 2.0**-126
@@ -117,14 +119,15 @@ class Bf16Codec(Codec):
         return BF16_BYTES * num_values
 
     def _encode(self, flat: Tensor) -> Tensor:
-        rounded = torch.empty(flat.numel(), dtype=torch.bfloat16)
+        payload = new_bytes(self.num_bytes(flat.numel()))
+        rounded = payload.view(torch.bfloat16)
         for start, part in _chunks(flat):
             _require_encodable(part, start)
             rounded[start : start + part.numel()].copy_(part)
-        return rounded.view(torch.uint8)
+        return payload
 
     def _decode(self, payload: Tensor, num_values: int) -> Tensor:
-        return payload.view(torch.bfloat16).to(torch.float32)
+        return new_vector(num_values).copy_(payload.view(torch.bfloat16))
 
 
 class BlockCodec(Codec):
@@ -135,8 +138,8 @@ class BlockCodec(Codec):
         self._bits = bits
         self._zero = 1 << (bits - 1)
         self._largest = self._zero - 1
-        # The half makes truncation round to the nearest.
-        self._offset = torch.tensor(self._zero + 0.5)
+        self._offset = self._zero + 0.5
+        """The half makes truncation round to the nearest."""
 
     def num_bytes(self, num_values: int) -> int:
         return BF16_BYTES * ceil(num_values / BLOCK) + self._num_code_bytes(num_values)
@@ -145,7 +148,7 @@ class BlockCodec(Codec):
         return ceil(num_values * self._bits / 8)
 
     def _encode(self, flat: Tensor) -> Tensor:
-        payload = torch.empty(self.num_bytes(flat.numel()), dtype=torch.uint8)
+        payload = new_bytes(self.num_bytes(flat.numel()))
         scales, codes = self._parts(payload, flat.numel())
         scratch = torch.empty(min(flat.numel() + BLOCK, CHUNK))
         for start, part in _chunks(flat):
@@ -168,12 +171,13 @@ class BlockCodec(Codec):
         negligible = scale < MIN_SCALE
         scales.copy_(scale.masked_fill_(negligible, 0.0))
         inverse = scale.reciprocal_().masked_fill_(negligible, 0.0)
-        torch.addcmul(self._offset, blocks, inverse[:, None], out=scratch)
-        return scratch.view(-1).to(torch.uint8)
+        torch.mul(blocks, inverse[:, None], out=scratch).add_(self._offset)
+        # By way of 16 bits, for which the conversion is vectorised: six times faster.
+        return scratch.view(-1).to(torch.int16).to(torch.uint8)
 
     def _decode(self, payload: Tensor, num_values: int) -> Tensor:
         scales, codes = self._parts(payload, num_values)
-        flat = torch.empty(num_values)
+        flat = new_vector(num_values)
         for start, part in _chunks(flat):
             stored = codes[self._num_code_bytes(start) : self._num_code_bytes(start + part.numel())]
             part.copy_(self._unpack(stored)[: part.numel()])
@@ -223,6 +227,17 @@ def codec_named(name: str) -> Codec:
         field="codec",
         remedy="start the island with one of these as --codec, and both ends from the same version",
     )
+
+
+def new_bytes(num_bytes: int) -> Tensor:
+    """Uninitialised uint8. NumPy asks for huge pages, without which first touches cost more than all else here."""
+    # Of nothing, NumPy's strides are such as torch takes no view of.
+    return torch.from_numpy(np.empty(num_bytes, dtype=np.uint8)) if num_bytes else torch.empty(0, dtype=torch.uint8)
+
+
+def new_vector(num_values: int) -> Tensor:
+    """Uninitialised fp32, in the same way."""
+    return torch.from_numpy(np.empty(num_values, dtype=np.float32))
 
 
 def _chunks(flat: Tensor) -> Iterator[tuple[int, Tensor]]:

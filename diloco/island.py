@@ -17,8 +17,8 @@ A contribution that came too late for its round, and was taken into the one that
 not in g' (`Island.carry`). What the island then holds of it is l as pushed - g + g': when that round's result g" comes,
 base is that, unless newer progress has taken its place in the round until then.
 
-With a codec that loses something (`diloco.codec`) a contribution carries Δ and what earlier ones left out of it. Base is
-l as pushed all the same: what this one left out is owed to the next (`diloco.feedback`), and not a part of l.
+With a codec that loses something (`diloco.codec`) a contribution carries Δ and what earlier ones left out of theirs.
+Base is l as pushed all the same: what this one left out is owed to the next (`diloco.feedback`), and not a part of l.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from diloco.codec import CODECS, Codec
+from diloco.codec import CODECS, Codec, new_vector
 from diloco.feedback import Encoded, ErrorFeedback
 from diloco.fragment import flatten_module, unflatten_into
 from service.errors import InputError, WadilocoError
@@ -94,7 +94,7 @@ class Island:
         """
         local = flatten_module(self.module)
         try:
-            encoded = None if self.feedback is None else self.feedback.encode(torch.sub(self.global_flat, local))
+            encoded = self._encoded_difference(local)
             payload = self.codec.encode(local) if encoded is None else encoded.payload
         except InputError as exc:
             raise NonFiniteError(exc.message, field="model", remedy="lower lr or clip_norm") from exc
@@ -107,6 +107,11 @@ class Island:
             tokens=self.tokens_since_sync,
             update_norm=self.update_norm(),
         )
+
+    def _encoded_difference(self, local: Tensor) -> Encoded | None:
+        if self.feedback is None:
+            return None
+        return self.feedback.encode(torch.sub(self.global_flat, local, out=new_vector(local.numel())))
 
     def adopt(self, new_global: Tensor, version: int) -> Contribution | None:
         """Go on from ``new_global``, keeping progress that is not in it; returns the own contribution that is."""

@@ -86,8 +86,8 @@ class IslandSettings(ServiceSettings):
     sync_priority: SyncPriority = "normal"
     """Priority of a sync's transfers. In a synchronous round all islands wait for the slowest, hence normal."""
     codec: CodecName = "fp32"
-    """How contributions are encoded on their way to the synchronizer: bf16 takes a half, int8 a quarter, int4 an eighth of
-    fp32's bytes, roughly. What is left out is added to the next contribution. Islands of one run may differ."""
+    """How contributions are encoded on their way to the synchronizer: bf16 takes a half, int8 a quarter and int4 less
+    than a seventh of fp32's bytes. What is left out is added to the next contribution. Islands may differ."""
     gate: Path | None = None
     """Folder of the gate of the vLLM server on the same hardware (its WADILOCO_GATE_DIR): inner steps wait while the
     server has work. Left out, they never wait."""

@@ -137,9 +137,7 @@ class AgentState:
     def drop_unsynced(self) -> None:
         """The next worker of this slot goes on from the global parameters: steps since the last sync are lost."""
         lost = {"inner_steps_since_sync": 0, "tokens_since_sync": 0, "update_norm": None, "residual_norm": None}
-        self.progress = self.progress.model_copy(
-            update={**lost, "phase": Phase.STARTING, "restarts": self.restarts}
-        )
+        self.progress = self.progress.model_copy(update={**lost, "phase": Phase.STARTING, "restarts": self.restarts})
 
     def readiness(self) -> str | None:
         if self.assignment is None:

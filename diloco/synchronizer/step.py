@@ -43,7 +43,6 @@ class Share:
     """Against a fresh one of as many tokens."""
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
     """A share in the place where its pseudo-gradient puts it against the current global parameters.

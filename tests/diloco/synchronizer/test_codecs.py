@@ -1,4 +1,4 @@
-"""Encoded contributions over HTTP: mixed in one round, in any order, over a restart, and refused where they are wrong."""
+"""Encoded contributions over HTTP: mixed in a round, in any order, over a restart, and refused where they are wrong."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from diloco.codec import CODECS, codec_named
+from diloco.digest import ByteRange, format_content_range, format_digest, sha256
 from diloco.fragment import wire_bytes
 from diloco.outer import Contribution, OuterOptimizer
 from diloco.schema import CHUNK_BYTES, CodecName, Manifest, RoundState, TensorSpec
@@ -86,11 +87,11 @@ class Peer:
 def test_the_step_of_a_mixed_round_is_the_same_in_every_order_of_arrival(
     serve: Serve, connect: Connect, tmp_path: Path
 ) -> None:
-    for order in itertools.permutations(CODEC_OF):
-        peer = Peer(connect(serve(tmp_path / "".join(map(str, order)), quorum=4)))
+    for order in itertools.permutations((0, 1, 2)):
+        peer = Peer(connect(serve(tmp_path / "".join(map(str, order)), quorum=3)))
         for slot in order:
             peer.push(slot)
-        assert peer.pulled(1) == expected((0, 1, 2, 3))
+        assert peer.pulled(1) == expected((0, 1, 2))
 
 
 def test_a_restart_in_mid_round_keeps_encoded_contributions(connect: Connect, tmp_path: Path) -> None:
@@ -158,9 +159,9 @@ def test_a_stale_encoded_contribution_has_its_weight(
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"codec": "int3"}, "codec: 'int3' is none of fp32, bf16, int8, int4 .*--codec"),
+        ({"codec": "int3"}, "codec: 'int3' is none of fp32, bf16, int8, int4"),
         ({"codec": "INT4"}, "codec: 'INT4' is none of"),
-        ({"codec": "fp32"}, "Content-Range: contribution has 532 bytes, the parameters have 4000 .*same model"),
+        ({"codec": "fp32"}, "Content-Range: contribution has 532 bytes, the parameters have 4000"),
         ({"codec": "int8"}, "Content-Range: contribution has 532 bytes, the parameters have 1032 as int8"),
         ({"payload": torch.zeros(533, dtype=torch.uint8)}, "has 533 bytes, the parameters have 532 as int4"),
         ({"payload": torch.full((532,), 0xFF, dtype=torch.uint8)}, "body: element 0 is NaN or infinite"),
@@ -180,10 +181,36 @@ def test_a_wrong_encoded_contribution_is_refused_by_its_field_and_changes_nothin
     assert peer.pulled(1) == expected((0, 1))
 
 
-@pytest.mark.parametrize("slot", CODEC_OF)
-def test_a_damaged_file_of_a_contribution_is_removed_at_the_start(
-    connect: Connect, tmp_path: Path, slot: int
+@pytest.mark.parametrize(
+    ("codec", "field", "remedy"),
+    [
+        ("int3", "codec", "--codec"),
+        ("x" * 33, "query.codec", "/docs"),
+        ("int8", "Content-Range", "the same model"),
+    ],
+)
+def test_the_first_chunk_of_a_wrong_upload_is_answered_with_field_and_remedy(
+    serve: Serve, connect: Connect, tmp_path: Path, codec: str, field: str, remedy: str
 ) -> None:
+    peer = Peer(connect(serve(tmp_path)))
+    data = bytes(wire_bytes(payload(0)))
+    answer = peer.client._http.put(
+        "/v1/rounds/0/fragments/0/contributions/0",
+        params={"epoch": 1, "tokens": 1, "codec": codec},
+        headers={
+            "Content-Range": format_content_range(ByteRange(0, 100, len(data))),
+            "Content-Digest": format_digest(sha256(data[:100])),
+            "Repr-Digest": format_digest(sha256(data)),
+        },
+        content=data[:100],
+    )
+    assert (answer.status_code, answer.json()["field"]) == (422, field)
+    assert remedy in answer.json()["remedy"]
+    assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize("slot", CODEC_OF)
+def test_a_damaged_file_of_a_contribution_is_removed_at_the_start(connect: Connect, tmp_path: Path, slot: int) -> None:
     settings = SynchronizerSettings(port=0, directory=tmp_path, quorum=2)
     with served(settings) as url:
         Peer(connect(url)).push(slot)
