@@ -209,7 +209,7 @@ def test_progress_that_is_not_finite_is_given_up_with_what_is_owed(
 
 
 TINY = ModelSize(num_layers=2, num_heads=2, width=32, context=32)
-NUM_ROUNDS, STEPS_PER_ROUND, NUM_ISLANDS = 10, 12, 2
+NUM_ROUNDS, STEPS_PER_ROUND, NUM_ISLANDS = 20, 12, 2
 
 
 def trained_loss(url: str, connect: Connect, codec: CodecName) -> tuple[float, float]:
