@@ -192,6 +192,33 @@ def test_a_push_whose_answer_was_lost_is_owed_for_once(serve: Serve, connect: Co
     assert member.island.steps_since_sync == 1
 
 
+def test_a_stale_contribution_is_owed_for_once_its_later_round_has_closed(
+    serve: Serve, connect: Connect, tmp_path: Path
+) -> None:
+    url = serve(tmp_path, quorum=1, max_staleness=2, **PLAIN_AVERAGE)
+    member = Member(connect(url), "int4")
+    member.train(1)
+    contribute(connect(url), torch.zeros(SIZE), round_number=0, slot=1)
+    connect(url).wait_version(0, deadline_s=soon())
+    assert member.sync(0).outcome is SyncOutcome.STALE
+    torch.testing.assert_close(local(member.island), -noise(1), rtol=0, atol=1e-6)
+    assert not owed(member.island).any()
+    carried = member.island.accepted
+    assert carried is not None
+    assert carried.encoded is not None
+    contribute(connect(url), torch.zeros(SIZE), round_number=1, slot=1)
+    connect(url).wait_version(1, deadline_s=soon())
+    pending = member.begin(2)
+    assert carried.encoded.left_out.any()
+    assert torch.equal(owed(member.island), carried.encoded.left_out)
+    assert member.finish(pending).outcome is SyncOutcome.APPLIED
+    assert not torch.equal(owed(member.island), carried.encoded.left_out)
+    # Of two contributions with ten tokens each, one was a version behind. Then what it owed came alone.
+    merged = (noise(1) - carried.encoded.left_out) * 2**-0.5 / 2
+    rest = carried.encoded.left_out - owed(member.island)
+    torch.testing.assert_close(-member.island.global_flat, merged + rest, rtol=0, atol=1e-6)
+
+
 def test_progress_that_is_not_finite_is_given_up_with_what_is_owed(
     serve: Serve, connect: Connect, tmp_path: Path
 ) -> None:
