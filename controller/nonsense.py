@@ -96,6 +96,7 @@ def _check_alone(progress: Progress, now_s: float) -> None:
     _at_most(progress.skipped_steps, progress.step + SKIPPED_SLACK, "progress.skipped_steps")
     _at_most(progress.step_time_s, MAX_STEP_TIME_S, "progress.step_time_s")
     _at_most(progress.update_norm, MAX_NORM, "progress.update_norm")
+    _at_most(progress.residual_norm, MAX_NORM, "progress.residual_norm")
     _not_in_future(progress.last_sync_at_s, "progress.last_sync_at_s", now_s)
     for name in ("loss", "loss_at_sync"):
         loss = getattr(progress, name)

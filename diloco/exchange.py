@@ -70,7 +70,7 @@ class Exchange:
         self._client = client
         self._slot = slot
         self._incoming = torch.empty_like(island.global_flat)
-        self._num_bytes = num_bytes(manifest_of(island.module))
+        self._pull_bytes = num_bytes(manifest_of(island.module))
         self._offered: Contribution | None = None
         """Contribution whose push ended without an answer: it may have arrived."""
         self.outer_state: OuterState | None = None
@@ -234,7 +234,8 @@ class Exchange:
         self._offered = contribution
         try:
             reply = self._client.push(
-                contribution.local,
+                contribution.payload,
+                codec=self._island.codec.name,
                 round=contribution.round,
                 slot=self._slot,
                 epoch=command.epoch,
@@ -252,7 +253,7 @@ class Exchange:
             raise
         self._offered = None
         tally.pushed_s = time.time()
-        tally.bytes_pushed = self._num_bytes
+        tally.bytes_pushed = contribution.payload.numel()
         tally.staleness, tally.staleness_weight = reply.staleness, reply.staleness_weight
         return replace(contribution, into=reply.round)
 
@@ -270,5 +271,5 @@ class Exchange:
     def _pull(self, version: int, command: SyncCommand, tally: Tally) -> int:
         deadline_s = max(command.deadline_s, time.time() + command.pull_grace_s)
         version = self._client.pull(version, self._incoming, deadline_s=deadline_s)
-        tally.bytes_pulled += self._num_bytes
+        tally.bytes_pulled += self._pull_bytes
         return version

@@ -80,11 +80,11 @@ def first_difference(a: Manifest, b: Manifest) -> str | None:
 
 
 def wire_bytes(flat: Tensor) -> memoryview:
-    """The bytes of a contiguous fp32 vector, without a copy; writable."""
+    """The bytes of a contiguous vector, fp32 or encoded (uint8), without a copy; writable."""
     assert sys.byteorder == "little", "the wire is little-endian"
-    assert flat.dtype == torch.float32
+    assert flat.dtype in (torch.float32, torch.uint8)
     assert flat.is_contiguous()
-    array: np.ndarray[tuple[int], np.dtype[np.float32]] = flat.detach().numpy()
+    array: np.ndarray[tuple[int], np.dtype[np.float32 | np.uint8]] = flat.detach().numpy()
     return array.data.cast("B")
 
 

@@ -1,10 +1,10 @@
 """The state of one island between outer steps, and the arithmetic of leaving and joining a round.
 
 With g the global parameters at the last sync and l the local ones, the pseudo-gradient is Δ = g - l (Douillard et al.,
-2023, arXiv 2311.08105). A contribution carries l itself, because an fp32 Δ cannot: where l is small against g (a weight
-that passes through zero), fl(g - fl(g - l)) ≠ l. The synchronizer holds g, so it knows Δ all the same, and its outer
-step written as an interpolation, g ← (1 - lr)·g + lr·l - lr·μ·m, gives exactly l for lr = 1 and μ = 0: DiLoCo with one
-island and H = 1 is then plain training, bit for bit.
+2023, arXiv 2311.08105). An fp32 contribution carries l itself, because an fp32 Δ cannot: where l is small against g (a
+weight that passes through zero), fl(g - fl(g - l)) ≠ l. The synchronizer holds g, so it knows Δ all the same, and its
+outer step written as an interpolation, g ← (1 - lr)·g + lr·l - lr·μ·m, gives exactly l for lr = 1 and μ = 0: DiLoCo
+with one island and H = 1 is then plain training, bit for bit.
 
 New global parameters g' are adopted at a step boundary as
 
@@ -16,6 +16,9 @@ the round, g if it was not (the progress is kept for the next round). If no step
 A contribution that came too late for its round, and was taken into the one that is open at g', is adopted as if it were
 not in g' (`Island.carry`). What the island then holds of it is l as pushed - g + g': when that round's result g" comes,
 base is that, unless newer progress has taken its place in the round until then.
+
+With a codec that loses something (`diloco.codec`) a contribution carries Δ and what earlier ones left out of theirs.
+Base is l as pushed all the same: what this one left out is owed to the next (`diloco.feedback`), and not a part of l.
 """
 
 from __future__ import annotations
@@ -25,8 +28,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from diloco.codec import CODECS, Codec, new_vector
+from diloco.feedback import Encoded, ErrorFeedback
 from diloco.fragment import flatten_module, unflatten_into
-from service.errors import WadilocoError
+from service.errors import InputError, WadilocoError
 
 
 class NonFiniteError(WadilocoError):
@@ -40,11 +45,14 @@ class Contribution:
     round: int
     """Version of the global parameters that it is against."""
     local: Tensor  # (parameters,) fp32, a copy
+    payload: Tensor  # (bytes,) uint8: what travels
     inner_steps: int
     tokens: int
     update_norm: float
     into: int | None = None
     """Round that it was taken into, once the synchronizer has said so."""
+    encoded: Encoded | None = None
+    """The payload with what it leaves out; None where that is nothing."""
 
     @property
     def in_round(self) -> int:
@@ -54,15 +62,18 @@ class Contribution:
 class Island:
     """A module, the global parameters that it last adopted, and what it did since."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, codec: Codec = CODECS["fp32"]) -> None:
         """The module as it stands is version 0 of the global parameters until `rebase` says otherwise."""
         self.module = module
+        self.codec = codec
         self.version = 0
         self.global_flat = flatten_module(module)
         self.steps_since_sync = 0
         self.tokens_since_sync = 0
         self.accepted: Contribution | None = None
         """Contribution that the synchronizer holds for a round of which this island has not seen the end."""
+        self.feedback = None if codec.carries_parameters else ErrorFeedback(codec, self.global_flat.numel())
+        """None where nothing is lost."""
         self._scratch = torch.empty_like(self.global_flat)
 
     def count_step(self, tokens: int) -> None:
@@ -79,18 +90,28 @@ class Island:
         """The local parameters as they are now, for the round of the current version.
 
         Raises:
-            NonFiniteError: they hold NaN or infinity.
+            NonFiniteError: they hold NaN or infinity, or their pseudo-gradient cannot be encoded.
         """
         local = flatten_module(self.module)
-        if not torch.isfinite(local).all():
-            raise NonFiniteError("local parameters are not finite", field="model", remedy="lower lr or clip_norm")
+        try:
+            encoded = self._encoded_difference(local)
+            payload = self.codec.encode(local) if encoded is None else encoded.payload
+        except InputError as exc:
+            raise NonFiniteError(exc.message, field="model", remedy="lower lr or clip_norm") from exc
         return Contribution(
             round=self.version,
             local=local,
+            payload=payload,
+            encoded=encoded,
             inner_steps=self.steps_since_sync,
             tokens=self.tokens_since_sync,
             update_norm=self.update_norm(),
         )
+
+    def _encoded_difference(self, local: Tensor) -> Encoded | None:
+        if self.feedback is None:
+            return None
+        return self.feedback.encode(torch.sub(self.global_flat, local, out=new_vector(local.numel())))
 
     def adopt(self, new_global: Tensor, version: int) -> Contribution | None:
         """Go on from ``new_global``, keeping progress that is not in it; returns the own contribution that is."""
@@ -99,6 +120,8 @@ class Island:
         if merged is not None:
             self.steps_since_sync -= merged.inner_steps
             self.tokens_since_sync -= merged.tokens
+            if self.feedback is not None and merged.encoded is not None:
+                self.feedback.settle(merged.encoded)
         if self.steps_since_sync:
             base = merged.local if merged is not None else self.global_flat
             unmerged = torch.sub(flatten_module(self.module, out=self._scratch), base, out=self._scratch)
@@ -117,8 +140,10 @@ class Island:
         self.accepted = replace(accepted, local=moved)
 
     def rebase(self, new_global: Tensor, version: int) -> None:
-        """Start from ``new_global``; local progress is dropped."""
+        """Start from ``new_global``; local progress is dropped, and what is owed of earlier progress with it."""
         self.accepted = None
+        if self.feedback is not None:
+            self.feedback.forget()
         self.steps_since_sync = 0
         self.tokens_since_sync = 0
         self.adopt(new_global, version)

@@ -18,14 +18,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 
+class Contributed(Protocol):
+    """Local parameters of one island at the end of its inner steps, which may be computed when they are asked for."""
+
+    @property
+    def local(self) -> Tensor: ...  # (parameters,) fp32
+
+    @property
+    def tokens(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
-    """Local parameters of one island at the end of its inner steps."""
+    """Those that are there already."""
 
     local: Tensor  # (parameters,) fp32
     tokens: int
@@ -57,7 +68,7 @@ class OuterOptimizer:
         self._next_momentum = torch.empty_like(momentum)
 
     @torch.no_grad()
-    def propose(self, contributions: Mapping[int, Contribution]) -> Proposal:
+    def propose(self, contributions: Mapping[int, Contributed]) -> Proposal:
         """The outer step on the contributions by slot; the state stays as it is until `commit`."""
         parameters, momentum = self._next_parameters, self._next_momentum
         weighted_mean(contributions, out=parameters, scratch=momentum)
@@ -74,7 +85,7 @@ class OuterOptimizer:
         self.momentum, self._next_momentum = self._next_momentum, self.momentum
 
 
-def weighted_mean(contributions: Mapping[int, Contribution], *, out: Tensor, scratch: Tensor) -> Tensor:
+def weighted_mean(contributions: Mapping[int, Contributed], *, out: Tensor, scratch: Tensor) -> Tensor:
     """Token-weighted mean of the local parameters, in slot order."""
     slots = sorted(contributions)
     first = contributions[slots[0]].local

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, TypeAdapter, field_serializer
 
-from diloco.schema import Count, Progress, Slot, SyncReport
+from diloco.schema import CodecName, Count, Progress, Slot, SyncReport
 from service.wire import Wire
 
 SyncPriority = Literal["normal", "idle"]
@@ -37,6 +37,7 @@ class WorkerConfig(Wire):
     threads: int
     idle_priority: bool
     sync_priority: SyncPriority
+    codec: CodecName = "fp32"
     gate: Path | None = None
     gate_patience_s: float = 60.0
     gate_trickle_s: float = 10.0

@@ -1,13 +1,14 @@
 """Wire contract of training: what an island reports, and what it exchanges with the synchronizer.
 
-Parameters travel as raw little-endian fp32 bytes in the order of the `Manifest`, cut into chunks. A contribution
-carries the island's local parameters l, not the pseudo-gradient g - l: fp32 cannot hold g - l exactly, and the
-synchronizer has g anyway.
+Parameters travel as raw little-endian fp32 bytes in the order of the `Manifest`, cut into chunks. A contribution is
+encoded (``codec=``, see `CodecName` and `diloco.codec`): as fp32 it carries the island's local parameters l, not the
+pseudo-gradient g - l, for fp32 cannot hold g - l exactly, and the synchronizer has g anyway. With every other codec it
+carries g - l. Sizes, ranges and digests are those of the encoded bytes.
 Each chunk carries ``Content-Range`` and ``Content-Digest`` (RFC 9530, sha-256), the whole carries ``Repr-Digest``.
 Uploads continue at ``received_bytes`` of the last answer, which may lie before or behind the chunk just sent.
 
 | ``PUT /v1/fragments/{f}`` | initial offer, see `InitReply` |
-| ``PUT /v1/rounds/{round}/fragments/{f}/contributions/{slot}?epoch=&tokens=`` | see `ChunkReply` |
+| ``PUT /v1/rounds/{round}/fragments/{f}/contributions/{slot}?epoch=&tokens=&codec=`` | see `ChunkReply` |
 | ``HEAD /v1/fragments/{f}?after_version=&wait_s=`` | long poll: 200 and `VERSION_HEADER`, or 204 |
 | ``GET /v1/fragments/{f}?version=`` with ``Range`` | bytes of the global parameters |
 | ``GET /v1/state?slot=&round=`` | `OuterState`; with slot and round from an island that comes to contribute |
@@ -30,7 +31,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -55,6 +56,8 @@ DEFAULT_SYNC_TIMEOUT_S = 60.0
 
 Slot = Annotated[int, Field(ge=0, lt=MAX_SLOTS)]
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+CodecName = Literal["fp32", "bf16", "int8", "int4"]
+"""How a contribution is encoded."""
 
 
 class SyncTimes(Wire):
@@ -119,6 +122,8 @@ class Progress(Wire):
     """Smoothed loss when the last outer step was applied."""
     update_norm: float | None = Field(default=None, ge=0)
     """L2 norm of the pseudo-gradient so far (global minus local)."""
+    residual_norm: float | None = Field(default=None, ge=0)
+    """L2 norm of what the codec left out of contributions and owes to the next; None where it leaves nothing out."""
     step_time_s: float | None = Field(default=None, ge=0)
     """Median wall time of the recent inner steps."""
     round: Count = 0
@@ -232,6 +237,7 @@ class ContributionState(Wire):
     staleness: int
     staleness_weight: float
     """What it weighs against a fresh one of as many tokens."""
+    codec: CodecName = "fp32"
 
 
 class RoundState(Wire):
@@ -295,6 +301,8 @@ class AgentStatus(Wire):
     worker_ready: bool
     """The worker has joined the run: it holds global parameters."""
     num_parameters: int | None
+    codec: CodecName = "fp32"
+    """How its contributions are encoded."""
     restarts: Count
     unacknowledged_syncs: Count
     """Sync reports that the controller has not confirmed yet."""

@@ -1,4 +1,4 @@
-"""Safetensors files whose data is written as it comes: the header first, then raw fp32 bytes in a known order.
+"""Safetensors files whose data is written as it comes: the header first, then raw bytes in a known order.
 
 A file is 8 bytes of header length, the header (JSON: for each tensor its type, shape and place; text metadata), the
 data. Writing it ourselves lets an upload stream into its final form, and needs no second copy of the parameters.
@@ -11,7 +11,7 @@ import json
 import struct
 from collections.abc import Iterable, Mapping
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
@@ -31,12 +31,15 @@ ALIGNMENT = 8
 """Data starts at a multiple of this, so that a memory map of it can be read as fp32."""
 
 Layout = Iterable[tuple[str, tuple[int, ...]]]
-"""Names and shapes of fp32 tensors in the order of their data."""
+"""Names and shapes of tensors in the order of their data."""
+Kind = Literal["F32", "U8"]
+"""What tensors are made of: numbers, or bytes that something encoded."""
+KIND_BYTES: Mapping[Kind, int] = {"F32": FP32_BYTES, "U8": 1}
 
 
-def header_bytes(tensors: Layout, metadata: Mapping[str, str]) -> bytes:
-    """Everything before the data of a file that holds these fp32 tensors, one after another."""
-    header = {METADATA_KEY: dict(metadata)} | entries(tensors)
+def header_bytes(tensors: Layout, metadata: Mapping[str, str], *, kind: Kind = "F32") -> bytes:
+    """Everything before the data of a file that holds these tensors, one after another."""
+    header = {METADATA_KEY: dict(metadata)} | entries(tensors, kind=kind)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(LENGTH.size + len(text)) % ALIGNMENT)
     return LENGTH.pack(len(text)) + text
@@ -136,13 +139,13 @@ def check_manifest(manifest: Manifest) -> None:
         raise InputError("no tensor has an element", field="manifest.tensors", remedy="offer a model with parameters")
 
 
-def entries(tensors: Layout) -> dict[str, Any]:
+def entries(tensors: Layout, *, kind: Kind = "F32") -> dict[str, Any]:
     """What the header says of these tensors."""
     found: dict[str, Any] = {}
     offset = 0
     for name, shape in tensors:
-        end = offset + FP32_BYTES * prod(shape)
-        found[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, end]}
+        end = offset + KIND_BYTES[kind] * prod(shape)
+        found[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     return found
 

@@ -26,7 +26,7 @@ from diloco.errors import (
     VersionGoneError,
 )
 from diloco.fragment import first_difference, wire_bytes
-from diloco.schema import CHUNK_BYTES, VERSION_HEADER, ChunkReply, InitReply, Manifest, OuterState
+from diloco.schema import CHUNK_BYTES, VERSION_HEADER, ChunkReply, CodecName, InitReply, Manifest, OuterState
 from diloco.tensorfile import offer_header
 from service.client import explain_response
 from service.errors import ConfigError, ConflictError, InputError, UnavailableError
@@ -99,7 +99,7 @@ class SynchronizerClient:
 
     def push(
         self,
-        local: Tensor,
+        payload: Tensor,
         *,
         round: int,  # noqa: A002  (the wire's word: the global version that they were trained from)
         slot: int,
@@ -109,8 +109,11 @@ class SynchronizerClient:
         quorum: int | None = None,
         expected: int | None = None,
         close_by_s: float | None = None,
+        codec: CodecName = "fp32",
     ) -> ChunkReply:
-        """Contribute local parameters to a round; returns once they are verified and on the synchronizer's disk.
+        """Contribute to a round; returns once the contribution is verified and on the synchronizer's disk.
+
+        ``payload`` is what ``codec`` made of it (see `diloco.codec`): of local parameters or of their pseudo-gradient.
 
         With ``quorum`` the round closes when so many contributions are in, if the settings ask for no fewer, and no
         more than ``expected`` islands are waited for. It closes at the Unix time ``close_by_s`` at the latest: each
@@ -125,9 +128,9 @@ class SynchronizerClient:
         path = f"/v1/rounds/{round}/{self._contributions}/{slot}"
         stated = {"quorum": quorum, "expected": expected}
         known = {name: value for name, value in stated.items() if value is not None}
-        params: dict[str, float] = {"epoch": epoch, "tokens": tokens, **known}
+        params: dict[str, float | str] = {"epoch": epoch, "tokens": tokens, "codec": codec, **known}
         return self._upload(
-            path, (wire_bytes(local),), params, ChunkReply, deadline_s=deadline_s, close_by_s=close_by_s
+            path, (wire_bytes(payload),), params, ChunkReply, deadline_s=deadline_s, close_by_s=close_by_s
         )
 
     def wait_version(self, after: int, *, deadline_s: float) -> int | None:
@@ -192,7 +195,7 @@ class SynchronizerClient:
         self,
         path: str,
         pieces: Sequence[memoryview],
-        params: Mapping[str, float],
+        params: Mapping[str, float | str],
         reply_model: type[R],
         *,
         deadline_s: float,

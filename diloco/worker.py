@@ -29,6 +29,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from diloco.agreement import disagreements
+from diloco.codec import codec_named
 from diloco.data import TokenStream, load_corpus
 from diloco.exchange import Exchange, Pending
 from diloco.inbox import Inbox, TransferThread
@@ -96,7 +97,7 @@ class Worker:
         self._events = events
         self._stream = open_stream(config)
         module = build_model(model_size(config), seed=config.seed)
-        self._island = Island(module)
+        self._island = Island(module, codec_named(config.codec))
         self._safepoint = self._open_safepoint(config.gate) if config.gate is not None else None
         self._inner = InnerLoop(
             module, inner_config(config), step=config.start_step, safepoint=self._safepoint or pass_by
@@ -133,6 +134,7 @@ class Worker:
     def _join_and_train(self) -> None:
         if not self._join():
             return
+        self._tell_lost_residual()
         parameters = count_parameters(self._island.module)
         self._emit(ReadyEvent(num_parameters=parameters, version=self._island.version))
         if self._config.idle_priority:
@@ -191,6 +193,15 @@ class Worker:
             else:
                 return not self._inbox.stop.is_set()
         return False
+
+    def _tell_lost_residual(self) -> None:
+        """Only the worker that encoded knows what the codec left out: the next one of the slot starts without it."""
+        if self._island.feedback is not None and self._config.start_step > 0:
+            logger.warning(
+                "what the codec left out of the slot's contributions so far is lost codec=%s step=%d",
+                self._config.codec,
+                self._config.start_step,
+            )
 
     def _join_once(self) -> None:
         self._exchange.join(deadline_s=time.time() + JOIN_ATTEMPT_S)
@@ -311,6 +322,7 @@ class Worker:
             loss=self._inner.loss,
             loss_at_sync=self._loss_at_sync,
             update_norm=self._update_norm,
+            residual_norm=island.feedback.norm if island.feedback is not None else None,
             step_time_s=statistics.median(self._recent_s) if self._recent_s else None,
             round=island.version,
             phase=phase,

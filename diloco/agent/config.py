@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from diloco.protocol import SyncPriority
 from diloco.scheduling import MAX_CORES
-from diloco.schema import Slot
+from diloco.schema import CodecName, Slot
 from service.peers import split_urls
 from service.settings import ServiceSettings, Url
 from sidecar.schema import Name
@@ -85,6 +85,9 @@ class IslandSettings(ServiceSettings):
     priority elsewhere)."""
     sync_priority: SyncPriority = "normal"
     """Priority of a sync's transfers. In a synchronous round all islands wait for the slowest, hence normal."""
+    codec: CodecName = "fp32"
+    """How contributions are encoded on their way to the synchronizer: bf16 takes a half, int8 a quarter and int4 less
+    than a seventh of fp32's bytes. What is left out is added to the next contribution. Islands may differ."""
     gate: Path | None = None
     """Folder of the gate of the vLLM server on the same hardware (its WADILOCO_GATE_DIR): inner steps wait while the
     server has work. Left out, they never wait."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from diloco.agent.state import AgentState
@@ -42,7 +42,7 @@ class IslandMetrics:
             registry=registry,
         )
         self._sync_bytes = Counter(
-            "wadiloco_island_sync_bytes_total", "Parameter bytes exchanged in syncs", ["direction"], registry=registry
+            "wadiloco_island_sync_bytes_total", "Bytes exchanged in syncs, as encoded", ["direction"], registry=registry
         )
         self.restarts = Counter(
             "wadiloco_island_worker_restarts_total", "Restarts of a worker that had died", registry=registry
@@ -81,6 +81,7 @@ class StateCollector(Collector):
         yield from _gauges(
             ("loss", "Smoothed training loss in nats per token", progress.loss),
             ("update_norm", "L2 norm of the pseudo-gradient so far", progress.update_norm),
+            ("residual_norm", "L2 norm of what the codec left out and owes", progress.residual_norm),
             ("step_time_seconds", "Median wall time of the recent inner steps", progress.step_time_s),
             ("inner_steps_since_sync", "H so far", progress.inner_steps_since_sync if trained else None),
             ("round", "Version of the global parameters", progress.round if state.worker_ready else None),
@@ -94,6 +95,9 @@ class StateCollector(Collector):
                 float(state.controller_reachable) if state.settings.controller else None,
             ),
             ("unacknowledged_syncs", "Sync reports not yet confirmed by the controller", len(state.reports)),
+        )
+        yield InfoMetricFamily(
+            "wadiloco_island_codec", "How contributions are encoded", value={"codec": state.settings.codec}
         )
         yield CounterMetricFamily(
             "wadiloco_island_skipped_steps", "Steps whose loss or gradients were not finite", progress.skipped_steps

@@ -136,8 +136,8 @@ class AgentState:
 
     def drop_unsynced(self) -> None:
         """The next worker of this slot goes on from the global parameters: steps since the last sync are lost."""
-        lost = {"phase": Phase.STARTING, "inner_steps_since_sync": 0, "tokens_since_sync": 0, "update_norm": None}
-        self.progress = self.progress.model_copy(update={**lost, "restarts": self.restarts})
+        lost = {"inner_steps_since_sync": 0, "tokens_since_sync": 0, "update_norm": None, "residual_norm": None}
+        self.progress = self.progress.model_copy(update={**lost, "phase": Phase.STARTING, "restarts": self.restarts})
 
     def readiness(self) -> str | None:
         if self.assignment is None:
@@ -160,6 +160,7 @@ class AgentState:
             worker_pid=self.worker_pid,
             worker_ready=self.worker_ready,
             num_parameters=self.num_parameters,
+            codec=self.settings.codec,
             restarts=self.restarts,
             unacknowledged_syncs=len(self.reports),
         )

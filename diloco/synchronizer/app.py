@@ -10,6 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, FastAPI, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from diloco.codec import codec_named
 from diloco.digest import (
     ByteRange,
     format_content_range,
@@ -37,6 +38,7 @@ MAX_TOKENS = 10**12
 """Of one contribution: no island trains on more between two outer steps."""
 MAX_EPOCH = 1 << 62
 MAX_CLOSES_IN_S = 86_400.0
+MAX_CODEC_NAME = 32
 
 Fragment = Annotated[int, Path(ge=FRAGMENT, le=FRAGMENT)]
 """The whole model is one fragment."""
@@ -87,7 +89,7 @@ def _add_contributions(app: FastAPI, run: OuterRun, metrics: Metrics) -> None:
     @router.put(
         "/v1/rounds/{round}/fragments/{fragment}/contributions/{slot}",
         tags=["run"],
-        summary="Contribute local parameters to a round, chunk by chunk",
+        summary="Contribute to a round, chunk by chunk",
     )
     async def contribute(
         round: Count,  # noqa: A002  (the name in the path)
@@ -96,6 +98,7 @@ def _add_contributions(app: FastAPI, run: OuterRun, metrics: Metrics) -> None:
         epoch: Annotated[int, Query(ge=0, lt=MAX_EPOCH)],
         tokens: Annotated[int, Query(ge=1, le=MAX_TOKENS)],
         request: Request,
+        codec: Annotated[str, Query(max_length=MAX_CODEC_NAME, description="How the bytes are encoded.")] = "fp32",
         quorum: Annotated[int | None, Query(ge=1, le=MAX_SLOTS)] = None,
         expected: Annotated[int | None, Query(ge=1, le=MAX_SLOTS)] = None,
         closes_in_s: Annotated[float | None, Query(ge=0, le=MAX_CLOSES_IN_S)] = None,
@@ -108,6 +111,7 @@ def _add_contributions(app: FastAPI, run: OuterRun, metrics: Metrics) -> None:
             slot=slot,
             epoch=epoch,
             tokens=tokens,
+            codec=codec_named(codec).name,
             quorum=quorum,
             expected=expected,
             closes_in_s=closes_in_s,

@@ -1,4 +1,7 @@
-"""Contributions: local parameters of one slot for one round, as a safetensors file that says whose they are."""
+"""Contributions: what one slot gives to one round, as a safetensors file that says whose it is and how it is encoded.
+
+As fp32 the file has the tensor `LOCAL`, local parameters; with every other codec `PSEUDO_GRADIENT`, bytes.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,20 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from diloco.codec import CODECS, FP32_BYTES, Codec, codec_named
 from diloco.digest import sha256
 from diloco.fragment import wire_bytes
 from diloco.synchronizer.rounds import Claim
 from diloco.synchronizer.storage import publish
 from diloco.synchronizer.upload import Chunk, Name, Upload, part_path, require_finite, require_near
-from diloco.tensorfile import FP32_BYTES, header_bytes, sealed, unsealed
+from diloco.tensorfile import header_bytes, sealed, unsealed
 from service.errors import InputError
 
 logger = logging.getLogger(__name__)
 
 PREFIX = "contribution-"
-TENSOR = "local"
+LOCAL = "local"
+PSEUDO_GRADIENT = "pseudo_gradient"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +45,17 @@ class Accepted:
         """Versions that had come between the one that it is against and the one that it was taken in at."""
         return self.into - self.claim.round
 
-    def local(self) -> Tensor:
-        """The local parameters, mapped from the file."""
-        with safe_open(self.path, framework="pt") as file:
-            tensor: Tensor = file.get_tensor(TENSOR)
-            return tensor
+    @property
+    def codec(self) -> Codec:
+        return CODECS[self.claim.codec]
+
+    def payload(self) -> Tensor:
+        """The bytes that arrived, mapped from the file."""
+        return _read_payload(self.path, self.codec)
+
+    def vector(self, num_values: int) -> Tensor:
+        """Local parameters, mapped from the file, where the codec carries those; otherwise the pseudo-gradient."""
+        return self.codec.decode(self.payload(), num_values)
 
 
 def contribution_path(directory: Path, *, into: int, slot: int) -> Path:
@@ -61,24 +72,29 @@ def begin_contribution(directory: Path, claim: Claim, chunk: Chunk) -> Upload:
         "slot": str(claim.slot),
         "epoch": str(claim.epoch),
         "tokens": str(claim.tokens),
+        "codec": claim.codec,
         **{name: _text(getattr(claim, name)) for name in ("quorum", "expected", "closes_in_s")},
         "sha256": chunk.digest.hex(),
     }
-    header = header_bytes([(TENSOR, (chunk.total // FP32_BYTES,))], sealed(metadata))
+    if CODECS[claim.codec].carries_parameters:
+        header = header_bytes([(LOCAL, (chunk.total // FP32_BYTES,))], sealed(metadata))
+    else:
+        header = header_bytes([(PSEUDO_GRADIENT, (chunk.total,))], sealed(metadata), kind="U8")
     return Upload(part_path(directory, upload_name(claim)), total=chunk.total, digest=chunk.digest, header=header)
 
 
-def verify_contribution(upload: Upload, base: Tensor) -> bool:
+def verify_contribution(upload: Upload, base: Tensor, codec: Codec = CODECS["fp32"]) -> bool:
     """Check and persist a complete contribution to parameters ``base``, still under its temporary name; True if good.
 
     Raises:
         InputError: it is not what was announced, not finite, or absurdly far from the base.
     """
     upload.verify()
-    with safe_open(upload.path, framework="pt") as file:
-        local = file.get_tensor(TENSOR)
-        require_finite(local)
-        require_near(local, base, what="the global parameters")
+    vector = codec.decode(_read_payload(upload.path, codec), base.numel())
+    require_finite(vector)
+    # A pseudo-gradient is the way to the global parameters itself.
+    origin = base if codec.carries_parameters else torch.zeros(()).expand_as(vector)
+    require_near(vector, origin, what="the global parameters")
     return True
 
 
@@ -90,7 +106,7 @@ def accept_contribution(directory: Path, claim: Claim, upload: Upload, *, into: 
 
 
 def recover_contributions(
-    directory: Path, *, round_number: int, num_bytes: int, bases: Collection[int]
+    directory: Path, *, round_number: int, num_values: int, bases: Collection[int]
 ) -> Iterable[Accepted]:
     """Contributions to the open round that an earlier process accepted; all other contribution files are removed.
 
@@ -103,7 +119,7 @@ def recover_contributions(
             logger.warning("contribution is damaged, removed path=%s reason=%s", path, exc)
             path.unlink()
             continue
-        if accepted.into != round_number or accepted.local().numel() * FP32_BYTES != num_bytes:
+        if accepted.into != round_number or accepted.payload().numel() != accepted.codec.num_bytes(num_values):
             path.unlink()
         elif accepted.claim.round not in bases:
             logger.error("contribution is against a generation that is lost, removed path=%s", path)
@@ -115,11 +131,12 @@ def recover_contributions(
 def _read_contribution(path: Path) -> Accepted:
     with safe_open(path, framework="pt") as file:
         metadata = unsealed(file.metadata() or {})
-        digest = bytes.fromhex(metadata["sha256"])
-        local = file.get_tensor(TENSOR)
-        if local.dtype != torch.float32 or sha256(wire_bytes(local)) != digest:
-            raise InputError("does not match its digest", field=str(path))
+    digest = bytes.fromhex(metadata["sha256"])
+    codec = codec_named(metadata.get("codec", "fp32"))
+    if sha256(wire_bytes(_read_payload(path, codec))) != digest:
+        raise InputError("does not match its digest", field=str(path))
     claim = Claim(
+        codec=codec.name,
         **{name: int(metadata[name]) for name in ("round", "slot", "epoch", "tokens")},
         quorum=_number(metadata, "quorum"),
         expected=_number(metadata, "expected"),
@@ -127,6 +144,15 @@ def _read_contribution(path: Path) -> Accepted:
     )
     into = int(path.name.removeprefix(PREFIX).partition("-")[0])
     return Accepted(claim=claim, digest=digest, path=path, into=into)
+
+
+def _read_payload(path: Path, codec: Codec) -> Tensor:
+    """The bytes that arrived, mapped from the file."""
+    with safe_open(path, framework="pt") as file:
+        tensor: Tensor = file.get_tensor(LOCAL if codec.carries_parameters else PSEUDO_GRADIENT)
+    if tensor.dtype != (torch.float32 if codec.carries_parameters else torch.uint8):
+        raise InputError(f"holds {tensor.dtype}", field=str(path))
+    return tensor.view(torch.uint8)
 
 
 def _text(value: float | None) -> str:

@@ -64,6 +64,10 @@ class Generation:
     outcome: Outcome
 
     @property
+    def num_values(self) -> int:
+        return num_elements(self.manifest.tensors)
+
+    @property
     def num_bytes(self) -> int:
         return num_bytes(self.manifest)
 
@@ -73,8 +77,8 @@ class Generation:
 
     def parameters(self) -> Tensor:
         """The parameters in wire order, mapped from the file; writing to them changes nobody else's."""
-        size = num_elements(self.manifest.tensors)
-        return torch.from_numpy(np.memmap(self.path, dtype="<f4", mode="c", offset=self.data_offset, shape=(size,)))
+        shape = (self.num_values,)
+        return torch.from_numpy(np.memmap(self.path, dtype="<f4", mode="c", offset=self.data_offset, shape=shape))
 
 
 def path_of(directory: Path, version: int) -> Path:
@@ -120,8 +124,7 @@ def read_generation(path: Path) -> tuple[Generation, Tensor, Tensor]:
         raise InputError(f"metadata is not that of a generation: {exc!r}", field=str(path)) from exc
     if header.tensors != entries(_layout(generation.manifest)):
         raise InputError("tensors are not those of the manifest", field=str(path))
-    size = num_elements(generation.manifest.tensors)
-    parameters, momentum = torch.empty(size), torch.empty(size)
+    parameters, momentum = torch.empty(generation.num_values), torch.empty(generation.num_values)
     with os.fdopen(open_regular(path), "rb") as file:
         file.seek(header.data_offset)
         complete = all(file.readinto(wire_bytes(flat)) == generation.num_bytes for flat in (parameters, momentum))

@@ -189,6 +189,7 @@ class OpenRound:
                     tokens=entry.claim.tokens,
                     staleness=entry.staleness,
                     staleness_weight=self.weight(entry.staleness),
+                    codec=entry.claim.codec,
                 )
                 for slot, entry in sorted(self.accepted.items())
             ),

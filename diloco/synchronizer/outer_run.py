@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from diloco.codec import CODECS, Codec
 from diloco.errors import NotInitializedError
 from diloco.fragment import num_bytes
 from diloco.outer import OuterOptimizer
@@ -103,7 +104,7 @@ class OuterRun:
         for accepted in recover_contributions(
             self._directory,
             round_number=generation.version,
-            num_bytes=generation.num_bytes,
+            num_values=generation.num_values,
             bases=self.published.versions,
         ):
             age_s = max(time.time() - accepted.path.stat().st_mtime, 0.0)
@@ -150,12 +151,8 @@ class OuterRun:
             if place is not None:
                 return self._completed(chunk, Verdict.REPEATED, place)
             open_round = self._admit(claim)
-            if chunk.total != open_round.generation.num_bytes:
-                raise InputError(
-                    f"contribution has {chunk.total} bytes, the parameters have {open_round.generation.num_bytes}",
-                    field="Content-Range",
-                    remedy="run every island with the same model",
-                )
+            codec = CODECS[claim.codec]
+            _check_size(chunk, codec, open_round.generation)
             base = self.published.get(claim.round).parameters()
             try:
                 received = await self._intake.receive(
@@ -163,7 +160,7 @@ class OuterRun:
                     claim,
                     chunk,
                     begin=lambda: begin_contribution(self._directory, claim, chunk),
-                    verify=lambda upload: verify_contribution(upload, base),
+                    verify=lambda upload: verify_contribution(upload, base, codec),
                 )
             except InputError:
                 # If the round has closed meanwhile then that is what the island has to know.
@@ -225,11 +222,12 @@ class OuterRun:
         self._metrics.open_contributions.set(len(open_round.accepted))
         self._metrics.staleness.observe(accepted.staleness)
         logger.debug(
-            "contribution accepted round=%d into=%d slot=%d tokens=%d staleness_weight=%.3f",
+            "contribution accepted round=%d into=%d slot=%d tokens=%d codec=%s staleness_weight=%.3f",
             claim.round,
             into,
             claim.slot,
             claim.tokens,
+            claim.codec,
             open_round.weight(accepted.staleness),
         )
         self.published.notify()
@@ -394,4 +392,16 @@ class OuterRun:
             num_bytes=generation.num_bytes,
             digest=generation.digest.hex(),
             open_round=open_round.state(),
+        )
+
+
+def _check_size(chunk: Chunk, codec: Codec, generation: Generation) -> None:
+    """Refuse a contribution at its first chunk if its end could only be refused."""
+    expected = codec.num_bytes(generation.num_values)
+    if chunk.total != expected:
+        as_codec = "" if codec.carries_parameters else f" as {codec.name}"
+        raise InputError(
+            f"contribution has {chunk.total} bytes, the parameters have {expected}{as_codec}",
+            field="Content-Range",
+            remedy="run every island with the same model",
         )

@@ -20,6 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from diloco.schema import CodecName
+
 
 class Refusal(StrEnum):
     """Why a contribution is not for the open round."""
@@ -64,6 +66,7 @@ class Claim:
     slot: int
     epoch: int
     tokens: int
+    codec: CodecName = "fp32"
     quorum: int | None = field(default=None, compare=False)
     """How many contributions the round was directed to wait for; None leaves it to the settings."""
     expected: int | None = field(default=None, compare=False)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diloco.outer import Contribution, OuterOptimizer, Proposal
+from diloco.outer import Contributed, OuterOptimizer, Proposal
 from diloco.synchronizer.contribution import Accepted
 from diloco.synchronizer.generation import Generation, Outcome, write_generation
 from diloco.synchronizer.grace import Arrivals
@@ -42,17 +42,32 @@ class Share:
     weight: float
     """Against a fresh one of as many tokens."""
 
-    def contribution(self, current: Tensor) -> Contribution:
-        """The local parameters, in the place where their pseudo-gradient puts them against the current globals.
 
-        With g the current parameters, b those that the island started from, l its local ones and w the weight, that is
-        g - w * (b - l). A fresh contribution is l itself, mapped from its file; a stale one takes memory of its own.
-        """
-        local, tokens = self.accepted.local(), self.accepted.claim.tokens
-        if self.accepted.staleness == 0:
-            return Contribution(local=local, tokens=tokens)
-        moved = torch.sub(local, self.base.parameters())
-        return Contribution(local=moved.mul_(self.weight).add_(current), tokens=tokens)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A share in the place where its pseudo-gradient puts it against the current global parameters.
+
+    With g the current parameters, b those that the island started from, l its local ones, d = b - l and w the weight,
+    that is g - w * d. A fresh contribution that carries l is l itself, mapped from its file; every other one is
+    computed when it is asked for, so that one step has memory for two of them and not for all.
+    """
+
+    share: Share
+    current: Tensor
+
+    @property
+    def tokens(self) -> int:
+        return self.share.accepted.claim.tokens
+
+    @property
+    def local(self) -> Tensor:  # (parameters,) fp32
+        accepted, weight = self.share.accepted, self.share.weight
+        vector = accepted.vector(self.current.numel())
+        if not accepted.codec.carries_parameters:
+            return vector.mul_(-weight).add_(self.current)
+        if accepted.staleness == 0:
+            return vector
+        return torch.sub(vector, self.share.base.parameters()).mul_(weight).add_(self.current)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +101,7 @@ def take_step(disk: Disk, outer: OuterOptimizer, plan: StepPlan) -> Step:
         UnavailableError: it cannot be written now.
     """
     accepted = {slot: share.accepted for slot, share in plan.shares.items()}
-    contributions = {slot: share.contribution(outer.parameters) for slot, share in plan.shares.items()}
+    contributions = {slot: Placed(share=share, current=outer.parameters) for slot, share in plan.shares.items()}
     proposal, slots = finite_proposal(outer, contributions)
     outcome = Outcome(
         applied={slot: accepted[slot].digest.hex() for slot in slots},
@@ -110,7 +125,7 @@ def take_step(disk: Disk, outer: OuterOptimizer, plan: StepPlan) -> Step:
 
 
 def finite_proposal(
-    outer: OuterOptimizer, contributions: Mapping[int, Contribution]
+    outer: OuterOptimizer, contributions: Mapping[int, Contributed]
 ) -> tuple[Proposal, tuple[int, ...]]:
     """The outer step and the slots in it: all, or without the farthest from the global parameters if it overflows.
 
@@ -134,6 +149,6 @@ def finite_proposal(
             return proposal, slots
 
 
-def _distance(contribution: Contribution, outer: OuterOptimizer) -> float:
+def _distance(contribution: Contributed, outer: OuterOptimizer) -> float:
     distance = distance_between(contribution.local, outer.parameters)
     return math.inf if math.isnan(distance) else distance

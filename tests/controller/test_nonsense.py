@@ -53,6 +53,7 @@ def test_ordinary_reports_pass() -> None:
         ({"progress": progress(tokens_since_sync=10**5)}, "progress.tokens_since_sync"),
         ({"progress": progress(step_time_s=1e308)}, "progress.step_time_s"),
         ({"progress": progress(update_norm=1e308)}, "progress.update_norm"),
+        ({"progress": progress(residual_norm=1e308)}, "progress.residual_norm"),
         ({"progress": progress(restarts=2**61)}, "progress.restarts"),
         ({"progress": progress(skipped_steps=10**9)}, "progress.skipped_steps"),
         ({"progress": progress(last_sync_at_s=START_S + 1e6)}, "progress.last_sync_at_s"),

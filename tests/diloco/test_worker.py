@@ -17,6 +17,7 @@ import pytest
 import torch
 from pydantic import SecretStr
 
+from diloco.codec import CODECS
 from diloco.protocol import (
     EVENTS,
     Command,
@@ -310,6 +311,28 @@ def test_a_restarted_worker_takes_global_parameters_and_its_place_in_the_data(
     beginning = second.wait_for(ProgressEvent).progress
     assert (beginning.step, beginning.tokens, beginning.skipped_steps) == (20, 1280, 2)
     assert second.progress(lambda p: p.step > 25).round == 1
+
+
+def test_a_worker_with_a_codec_pushes_encoded_bytes_and_owes_what_it_left_out(
+    serve: Serve, start: Start, tmp_path: Path
+) -> None:
+    url = serve(tmp_path / "sync", quorum=1)
+    first = start(url, codec="int4")
+    ready = first.wait_for(ReadyEvent)
+    first.progress(lambda p: p.step > 5 and p.residual_norm == 0.0)
+    report = first.sync(0)
+    assert report.outcome is SyncOutcome.APPLIED
+    assert report.bytes_pushed == CODECS["int4"].num_bytes(ready.num_parameters)
+    assert report.bytes_pulled == 4 * ready.num_parameters
+    owing = first.progress(lambda p: p.round == 1)
+    assert owing.residual_norm is not None
+    assert report.update_norm is not None
+    assert 0 < owing.residual_norm < report.update_norm
+    first.process.kill()
+    second = start(url, codec="int4", start_step=20)
+    assert second.wait_for(ProgressEvent).progress.residual_norm == 0.0
+    plain = start(url, slot=1)
+    assert plain.wait_for(ProgressEvent).progress.residual_norm is None
 
 
 def test_pause_holds_the_inner_steps_and_resume_continues_them(serve: Serve, start: Start, tmp_path: Path) -> None:

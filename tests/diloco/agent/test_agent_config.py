@@ -29,6 +29,11 @@ def test_priorities_are_written_in_lower_case() -> None:
     assert load_settings(IslandSettings, [*ALONE, "--sync-priority", "idle"]).sync_priority == "idle"
 
 
+def test_contributions_are_fp32_unless_another_codec_is_given() -> None:
+    assert load_settings(IslandSettings, ALONE).codec == "fp32"
+    assert load_settings(IslandSettings, [*ALONE, "--codec", "int4"]).codec == "int4"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -40,6 +45,7 @@ def test_priorities_are_written_in_lower_case() -> None:
         (["--slot", "16", "--synchronizer", "http://x"], "slot 16 has no shard"),
         ([*ALONE, "--lr", "nan"], "lr"),
         ([*ALONE, "--sync-priority", "urgent"], "sync_priority"),
+        ([*ALONE, "--codec", "int3"], "codec"),
         ([*ALONE, "--cores", "-1"], "cores"),
         ([*ALONE, "--restart-backoff-s", "60", "--restart-backoff-max-s", "1"], "restart_backoff_max_s"),
     ],

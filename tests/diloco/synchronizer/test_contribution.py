@@ -36,13 +36,13 @@ def accept(
 
 
 def recover(directory: Path) -> list[Accepted]:
-    return list(recover_contributions(directory, round_number=3, num_bytes=32, bases={2, 3}))
+    return list(recover_contributions(directory, round_number=3, num_values=8, bases={2, 3}))
 
 
 def test_an_accepted_contribution_comes_back_whole(tmp_path: Path) -> None:
     written = [accept(tmp_path, slot=slot) for slot in (0, 5)]
     assert recover(tmp_path) == written
-    assert torch.equal(written[1].local(), LOCAL)
+    assert torch.equal(written[1].vector(8), LOCAL)
 
 
 def test_what_a_contribution_said_of_its_round_comes_back(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""Error feedback: what an encoding leaves out of one contribution is added to the next (Seide et al., 2014; Karimireddy
+et al., 2019, arXiv 1901.09847).
+
+With d the pseudo-gradient, e what is owed, C encoding and decoding:
+
+    c = d + e,    the round gets C(c),    once it has: e <- c - C(c)
+
+so that the sum of what rounds got, and e, is the sum of all d. A contribution that is replaced, refused or late was
+not in a round: e stays as it was, and the progress that it stood for comes again with the next d.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diloco.codec import Codec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """A pseudo-gradient on its way into a round."""
+
+    payload: Tensor  # (bytes,) uint8
+    left_out: Tensor  # (parameters,) fp32
+    """What will be owed once the payload has been merged."""
+
+
+class ErrorFeedback:
+    """What the encodings of one island owe to the run. It is held in memory alone: a restart begins with nothing."""
+
+    def __init__(self, codec: Codec, num_values: int) -> None:
+        self._codec = codec
+        self.residual = torch.zeros(num_values)
+        self.norm = 0.0
+        """L2 norm of the residual."""
+
+    def encode(self, pseudo_gradient: Tensor) -> Encoded:
+        """Encode it with what is owed. The vector is used up; what is owed changes only with `settle`.
+
+        Raises:
+            InputError: a value is NaN, infinite or beyond what codecs take.
+        """
+        wanted = pseudo_gradient.add_(self.residual)
+        payload = self._codec.encode(wanted)
+        left_out = wanted.sub_(self._codec.decode(payload, wanted.numel()))
+        return Encoded(payload=payload, left_out=left_out)
+
+    def settle(self, encoded: Encoded) -> None:
+        """A round has got it: what it left out is what is owed now."""
+        self._owe(encoded.left_out)
+
+    def forget(self) -> None:
+        """Owe nothing: the progress that the residual was a part of is given up."""
+        self._owe(torch.zeros_like(self.residual))
+
+    def _owe(self, residual: Tensor) -> None:
+        self.residual = residual
+        self.norm = float(torch.linalg.vector_norm(residual))
