@@ -146,6 +146,10 @@ def test_tokens_and_requests_of_all_processes_are_in_the_sums(layout: Layout) ->
 def test_an_api_server_that_hangs_closes_the_gate_and_brings_no_leap_when_it_is_back(layout: Layout) -> None:
     server = layout.server
     server.rests()
+    rested_s = time.time()
+    eventually(
+        lambda: [s for s in samples(layout, since_s=rested_s) if begins_after(s, rested_s)], what="no old request"
+    )
     hung = server.processes(API_SERVER)[0]
     began_s = time.time()
     with stopped(hung):
@@ -205,6 +209,10 @@ def running_engines(server: LiveServer) -> list[int]:
 
 def samples(layout: Layout, *, since_s: float) -> list[LoadSample]:
     return [sample for sample in layout.exact.load(window_s=300).window if sample.t_s > since_s]
+
+
+def begins_after(sample: LoadSample, t_s: float) -> bool:
+    return sample.interval_s is not None and sample.t_s - sample.interval_s > t_s
 
 
 def dropped(layout: Layout, *, since_s: float) -> list[LoadSample]:
