@@ -253,8 +253,8 @@ class Worker:
         """Take the inner step; returns the tokens that it was applied to.
 
         Raises:
-            InputError: the first one fails, as it would in the next worker too. Later ones worked before: what they
-                raise is worth a restart.
+            InputError: the first one fails, in a workload that is not the built-in one. After a later one the next
+                worker starts with the batch that failed: if it is the batch's fault, that worker finds out.
         """
         try:
             self._batch = next(self._batches) if self._batch is None else self._batch
@@ -263,9 +263,12 @@ class Worker:
         except (WadilocoError, YieldInterrupted):
             raise
         except Exception as exc:
-            if self._config.workload is None or self._recent_s:
+            if self._config.workload is None:
                 raise
-            raise fault(exc, "the first inner step") from exc
+            if not self._recent_s:
+                raise fault(exc, "the first inner step") from exc
+            self._report(Phase.INNER)
+            raise
 
     def _synchronize(self, command: SyncCommand) -> None:
         started_s = time.time()

@@ -62,7 +62,7 @@ class IslandSettings(ServiceSettings):
     diloco.workload.Workload. By default the built-in byte GPT on local text, which the options from num_layers to
     batch_size are for."""
     workload_options: dict[str, str] = Field(default_factory=dict)
-    """Keyword arguments of the workload's factory, as strings; for example depth=2."""
+    """Keyword arguments of the workload's factory, as strings; for example width=64,depth=2."""
     num_layers: int = Field(default=4, ge=1, le=1024)
     """Transformer blocks."""
     num_heads: int = Field(default=4, ge=1, le=1024)
