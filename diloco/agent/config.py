@@ -59,8 +59,8 @@ class IslandSettings(ServiceSettings):
     """Seed of the initial parameters and of the order of the data."""
     workload: WorkloadName | None = None
     """Model, data and loss of your own, as MODULE:FACTORY: a function of a Python module that returns a
-    diloco.workload.Workload. By default the built-in byte GPT on local text, which the options from num_layers to
-    batch_size are for."""
+    diloco.workload.Workload. By default the built-in byte GPT on local text, which num_layers, num_heads, width,
+    context, data and batch_size are for."""
     workload_options: dict[str, str] = Field(default_factory=dict)
     """Keyword arguments of the workload's factory, as strings; for example width=64,depth=2."""
     num_layers: int = Field(default=4, ge=1, le=1024)
