@@ -1,9 +1,10 @@
-"""Byte tokens of local text files: disjoint shards, a fixed order, exact resume.
+"""Disjoint shards of a data set in a fixed order, with exact resume; and byte tokens of local text files in it.
 
-The corpus is cut into windows of length + 1 bytes; window w belongs to shard w mod ``num_shards``, and an island reads
-the shard of its slot. Each epoch is a new permutation drawn from (seed, slot, epoch). The position of a stream is the
-number of batches drawn, so that continuing from a step is a matter of one number.
-Shards are disjoint as long as all islands read the same files and use the same window length and number of shards.
+Sample k belongs to shard k mod ``num_shards``, and an island reads the shard of its slot. Each epoch is a new
+permutation drawn from (seed, slot, epoch). The position of a stream is the number of batches drawn, so that continuing
+from a step is a matter of one number.
+A corpus is cut into windows of length + 1 bytes, its samples. Shards are disjoint as long as all islands read the same
+files and use the same window length and number of shards.
 """
 
 from __future__ import annotations
@@ -37,8 +38,54 @@ def load_corpus(paths: Sequence[Path]) -> Tensor:
     return torch.frombuffer(corpus, dtype=torch.uint8)
 
 
+class ShardOrder:
+    """Which samples are in each batch of one shard: an endless iterator over (batch,) numbers, int64."""
+
+    def __init__(
+        self, num_samples: int, *, slot: int, num_shards: int, seed: int, batch_size: int, position: int = 0
+    ) -> None:
+        """Continue at ``position`` batches. The samples that fill no batch are left out, in each epoch others.
+
+        Raises:
+            InputError: the slot has no shard, or the shard has less than one batch.
+        """
+        if slot >= num_shards:
+            raise InputError(
+                f"slot {slot} has no shard among {num_shards}", field="data_shards", remedy="set more shards than slots"
+            )
+        self._samples = torch.arange(num_samples)[slot::num_shards]
+        self._batches_per_epoch = len(self._samples) // batch_size
+        if self._batches_per_epoch == 0:
+            raise InputError(
+                f"{num_samples} samples are too few: {num_shards} shards need {num_shards * batch_size} for one batch"
+                " each",
+                field="data",
+                remedy="give more data, or lower data_shards or the batch size",
+            )
+        self._seed = (seed, slot)
+        self._batch_size = batch_size
+        self.position = position
+        self._epoch = -1
+        self._order = self._samples
+
+    def __iter__(self) -> ShardOrder:
+        return self
+
+    def __next__(self) -> Tensor:
+        epoch, index = divmod(self.position, self._batches_per_epoch)
+        if epoch != self._epoch:
+            self._order, self._epoch = self._shuffled(epoch), epoch
+        self.position += 1
+        return self._order[index * self._batch_size : (index + 1) * self._batch_size]
+
+    def _shuffled(self, epoch: int) -> Tensor:
+        digest = hashlib.sha256(repr((*self._seed, epoch)).encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        return self._samples[torch.randperm(len(self._samples), generator=generator)]
+
+
 class TokenStream:
-    """Batches of one shard, in the order that (seed, slot) stands for."""
+    """Batches of one shard of a corpus, in the order that (seed, slot) stands for."""
 
     def __init__(
         self,
@@ -56,39 +103,31 @@ class TokenStream:
         Raises:
             InputError: the slot has no shard, or the shard has less than one batch.
         """
-        if slot >= num_shards:
-            raise InputError(
-                f"slot {slot} has no shard among {num_shards}", field="data_shards", remedy="set more shards than slots"
-            )
         windows = corpus.numel() // (length + 1)
-        self._windows = torch.arange(windows)[slot::num_shards]
-        self._batches_per_epoch = len(self._windows) // batch_size
-        if self._batches_per_epoch == 0:
+        if slot < num_shards and len(range(slot, windows, num_shards)) < batch_size:
             raise InputError(
                 f"{corpus.numel()} bytes are too few: {num_shards} shards need "
                 f"{num_shards * batch_size * (length + 1)} for one batch each",
                 field="data",
                 remedy="give more text, or lower data_shards, batch_size or context",
             )
+        self._order = ShardOrder(
+            windows, slot=slot, num_shards=num_shards, seed=seed, batch_size=batch_size, position=position
+        )
         self._corpus = corpus
-        self._seed = (seed, slot)
-        self._batch_size = batch_size
         self._length = length
-        self.position = position
-        self._epoch = -1
-        self._order = self._windows
+
+    @property
+    def position(self) -> int:
+        return self._order.position
+
+    def __iter__(self) -> TokenStream:
+        return self
+
+    def __next__(self) -> Tensor:
+        return self.next_batch()
 
     def next_batch(self) -> Tensor:
         """The next (batch, length + 1) tokens, int64."""
-        epoch, index = divmod(self.position, self._batches_per_epoch)
-        if epoch != self._epoch:
-            self._order, self._epoch = self._shuffled(epoch), epoch
-        chosen = self._order[index * self._batch_size : (index + 1) * self._batch_size]
-        offsets = chosen[:, None] * (self._length + 1) + torch.arange(self._length + 1)
-        self.position += 1
+        offsets = next(self._order)[:, None] * (self._length + 1) + torch.arange(self._length + 1)
         return self._corpus[offsets].long()
-
-    def _shuffled(self, epoch: int) -> Tensor:
-        digest = hashlib.sha256(repr((*self._seed, epoch)).encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-        return self._windows[torch.randperm(len(self._windows), generator=generator)]

@@ -44,6 +44,6 @@ class ManifestError(ConflictError):
     """The model's parameters differ from those of the run."""
 
     REMEDY: ClassVar[str] = (
-        "start with the --num-layers, --num-heads, --width and --context of the other islands, "
-        "or a synchronizer with a new --directory"
+        "start with the --workload and --workload-options, or the --num-layers, --num-heads, --width and --context, "
+        "of the other islands, or a synchronizer with a new --directory"
     )

@@ -22,6 +22,9 @@ class WorkerConfig(Wire):
 
     slot: Slot
     seed: int
+    workload: str | None = None
+    """``MODULE:FACTORY``; None trains the byte GPT, which the next fields are for."""
+    workload_options: dict[str, str] = Field(default_factory=dict)
     num_layers: int
     num_heads: int
     width: int

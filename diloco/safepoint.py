@@ -8,7 +8,8 @@ collective, and never with a lock in hand. The wait polls with sleeps of at most
     gate unknown             → wait, at most ``patience_s``; then a trickle: one step per ``trickle_s``
     an order from the agent  → `YieldInterrupted`: the step is given up, its batch is taken again
 
-Giving a step up costs the part of it that was done and changes nothing: parameters move only after the last safepoint.
+Giving a step up costs the part of it that was done and changes no parameter: they move only after the last safepoint.
+Buffers that a forward pass moves (running statistics of a BatchNorm) have then moved once more.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class Progress(Wire):
     tokens: Count
     tokens_since_sync: Count
     loss: float | None = None
-    """Smoothed training loss (nats per token); None before the first step."""
+    """Smoothed training loss, in its own unit: nats per token for the built-in workload; None before the first step."""
     loss_at_sync: float | None = None
     """Smoothed loss when the last outer step was applied."""
     update_norm: float | None = Field(default=None, ge=0)

@@ -21,21 +21,20 @@ from collections import deque
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import httpx
 import torch
 from pydantic import ValidationError
-from torch import Tensor
 
 from diloco.agreement import disagreements
+from diloco.byte_text import ByteText
 from diloco.codec import codec_named
-from diloco.data import TokenStream, load_corpus
 from diloco.exchange import Exchange, Pending
 from diloco.inbox import Inbox, TransferThread
 from diloco.inner import InnerConfig, InnerLoop
 from diloco.island import Island
-from diloco.model import ModelSize, build_model, count_parameters
+from diloco.model import ModelSize, count_parameters
 from diloco.phase import PhaseTeller, Waited
 from diloco.protocol import (
     Event,
@@ -50,6 +49,8 @@ from diloco.safepoint import Patience, Safepoint, YieldInterrupted, hooked, laye
 from diloco.scheduling import become_idle, lower_session, pin_to
 from diloco.schema import Phase, Progress, SyncOutcome, SyncReport, TrainerPhase
 from diloco.transport import SynchronizerClient
+from diloco.workload import Shard, Workload
+from diloco.workload_loading import build_module, build_optimizer, count_tokens, fault, load_workload, open_batches
 from service.client import client_options
 from service.errors import InputError, UnavailableError, WadilocoError
 from service.log import configure_logging
@@ -95,20 +96,28 @@ class Worker:
         self._inbox = inbox
         self._transfers = transfers
         self._events = events
-        self._stream = open_stream(config)
-        module = build_model(model_size(config), seed=config.seed)
+        self._workload = open_workload(config)
+        shard = Shard(slot=config.slot, num_shards=config.data_shards, seed=config.seed)
+        # One batch per inner step: the stream goes on where the slot left it.
+        self._batches = open_batches(self._workload, shard, position=config.start_step)
+        module = build_module(self._workload, seed=config.seed)
         self._island = Island(module, codec_named(config.codec))
         self._safepoint = self._open_safepoint(config.gate) if config.gate is not None else None
         self._inner = InnerLoop(
-            module, inner_config(config), step=config.start_step, safepoint=self._safepoint or pass_by
+            module,
+            inner_config(config),
+            step=config.start_step,
+            safepoint=self._safepoint or pass_by,
+            loss=self._workload.loss,
+            optimizer=build_optimizer(self._workload, module, inner_config(config)),
         )
         self._inner.skipped = config.start_skipped
         self._client = SynchronizerClient(http)
         self._exchange = Exchange(self._island, self._client, slot=config.slot)
         inbox.on_stop(self._client.cancel)
         self._tokens = config.start_tokens
-        self._batch: Tensor | None = None
-        """Taken from the stream, not yet trained on."""
+        self._batch: Any = None
+        """Taken from the stream, not yet trained on; None where there is none."""
         self._update_norm: float | None = None
         self._step_times_s: list[float] = []
         self._recent_s: deque[float] = deque(maxlen=RECENT_STEPS)
@@ -227,8 +236,7 @@ class Worker:
         try:
             if self._safepoint is not None:
                 self._safepoint.start_step()
-            self._batch = self._stream.next_batch() if self._batch is None else self._batch
-            applied = self._inner.take_step(self._batch)
+            num_tokens = self._train_on_batch()
         except YieldInterrupted:
             return
         finally:
@@ -237,10 +245,30 @@ class Worker:
         self._recent_s.append(time.perf_counter() - started_s)
         self._step_times_s.append(self._recent_s[-1])
         self._running_s.append(self._recent_s[-1] - (self._waited().total_s - waited_s))
-        num_tokens = self._batch[:, 1:].numel() if applied else 0
         self._batch = None
         self._tokens += num_tokens
         self._island.count_step(num_tokens)
+
+    def _train_on_batch(self) -> int:
+        """Take the inner step; returns the tokens that it was applied to.
+
+        Raises:
+            InputError: the first one fails, in a workload that is not the built-in one. After a later one the next
+                worker starts with the batch that failed: if it is the batch's fault, that worker finds out.
+        """
+        try:
+            self._batch = next(self._batches) if self._batch is None else self._batch
+            num_tokens = count_tokens(self._workload, self._batch)
+            return num_tokens if self._inner.take_step(self._batch) else 0
+        except (WadilocoError, YieldInterrupted):
+            raise
+        except Exception as exc:
+            if self._config.workload is None:
+                raise
+            if not self._recent_s:
+                raise fault(exc, "the first inner step") from exc
+            self._report(Phase.INNER)
+            raise
 
     def _synchronize(self, command: SyncCommand) -> None:
         started_s = time.time()
@@ -363,17 +391,11 @@ def inner_config(config: WorkerConfig) -> InnerConfig:
     )
 
 
-def open_stream(config: WorkerConfig) -> TokenStream:
-    """The slot's token stream, where the slot left it: one batch per inner step."""
-    return TokenStream(
-        load_corpus(config.data),
-        slot=config.slot,
-        num_shards=config.data_shards,
-        seed=config.seed,
-        batch_size=config.batch_size,
-        length=config.context,
-        position=config.start_step,
-    )
+def open_workload(config: WorkerConfig) -> Workload[Any]:
+    """What the rank trains: the researcher's own, or the byte GPT."""
+    if config.workload is not None:
+        return load_workload(config.workload, config.workload_options)
+    return ByteText(model_size(config), data=config.data, batch_size=config.batch_size)
 
 
 def open_client(config: WorkerConfig) -> httpx.Client:

@@ -18,6 +18,10 @@ from sidecar.schema import Name
 
 Urls = Annotated[str, Field(pattern=r"^https?://[^\s/,]+[^\s,]*(,https?://[^\s/,]+[^\s,]*)*$")]
 Core = Annotated[int, Field(ge=0, lt=MAX_CORES)]
+WorkloadName = Annotated[str, Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*$")]
+
+BYTE_TEXT_OPTIONS = ("num_layers", "num_heads", "width", "context", "data", "batch_size")
+"""Those of the built-in workload."""
 
 
 def default_node() -> str:
@@ -28,7 +32,7 @@ def default_node() -> str:
 class IslandSettings(ServiceSettings):
     """An island of the run: its agent, and the rank worker that the agent supervises.
 
-    All islands of a run need the same seed, model, data and data_shards.
+    All islands of a run need the same seed, workload or model, data and data_shards.
     """
 
     service: ClassVar[str] = "island"
@@ -53,6 +57,12 @@ class IslandSettings(ServiceSettings):
 
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     """Seed of the initial parameters and of the order of the data."""
+    workload: WorkloadName | None = None
+    """Model, data and loss of your own, as MODULE:FACTORY: a function of a Python module that returns a
+    diloco.workload.Workload. By default the built-in byte GPT on local text, which num_layers, num_heads, width,
+    context, data and batch_size are for."""
+    workload_options: dict[str, str] = Field(default_factory=dict)
+    """Keyword arguments of the workload's factory, as strings; for example width=64,depth=2."""
     num_layers: int = Field(default=4, ge=1, le=1024)
     """Transformer blocks."""
     num_heads: int = Field(default=4, ge=1, le=1024)
@@ -109,6 +119,14 @@ class IslandSettings(ServiceSettings):
 
     @model_validator(mode="after")
     def _check_island(self) -> Self:
+        foreign = [name for name in BYTE_TEXT_OPTIONS if name in self.model_fields_set]
+        if self.workload is not None and foreign:
+            raise ValueError(
+                f"{foreign[0]} is an option of the built-in workload, not of {self.workload}: leave it out, or give"
+                " what the factory takes as workload_options"
+            )
+        if self.workload is None and self.workload_options:
+            raise ValueError("workload_options need a workload: give --workload MODULE:FACTORY")
         if self.width % self.num_heads:
             raise ValueError(f"width {self.width} must be a multiple of num_heads {self.num_heads}")
         if self.controller is None and (self.slot is None or self.synchronizer is None):

@@ -5,21 +5,24 @@ from __future__ import annotations
 from diloco.agent.config import IslandSettings
 from diloco.corpus import check_corpus
 from diloco.scheduling import usable_cores
+from diloco.workload_source import check_workload
 from service.errors import ConfigError
 from service.extras import require_extra
 
 
 def check_host(settings: IslandSettings) -> None:
-    """See that this host has the packages, the data and the cores.
+    """See that this host has the packages, the data or the workload, and the cores.
 
     Raises:
         UnavailableError: a package of the extra ``train`` is not installed.
-        InputError: the data does not exist or holds no text.
+        InputError: the data does not exist or holds no text; the workload's module or factory does not exist.
         ConfigError: a core does not exist, or is not this process's to use.
     """
     require_extra("train")
     if settings.data:
         check_corpus(settings.data)
+    if settings.workload is not None:
+        check_workload(settings.workload)
     check_cores(settings.cores)
 
 

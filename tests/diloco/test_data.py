@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diloco.data import TokenStream, load_corpus
+from diloco.data import ShardOrder, TokenStream, load_corpus
 from service.errors import InputError
 
 LENGTH = 7
@@ -88,3 +88,22 @@ def test_too_short_text_is_refused_with_the_size_it_needs(num_bytes: int) -> Non
 def test_slot_without_shard_is_refused() -> None:
     with pytest.raises(InputError, match="data_shards: slot 4"):
         stream(slot=4)
+
+
+@pytest.mark.parametrize("position", [0, 1, 4, 5, 13])
+def test_the_order_of_any_samples_is_that_of_their_shard_from_any_position(position: int) -> None:
+    def order(position: int) -> ShardOrder:
+        return ShardOrder(23, slot=1, num_shards=2, seed=0, batch_size=2, position=position)
+
+    whole = [next(batch) for batch in [order(0)] for _ in range(20)]
+    resumed = order(position)
+    assert all(torch.equal(next(resumed), expected) for expected in whole[position:])
+    assert {int(number) for batch in whole for number in batch} == set(range(1, 23, 2))
+    assert len({int(number) for batch in whole[:5] for number in batch}) == 10  # an epoch; one of 11 fills no batch
+
+
+@pytest.mark.parametrize(("slot", "num_samples", "field"), [(2, 100, "data_shards"), (1, 3, "data")])
+def test_a_shard_without_samples_is_refused(slot: int, num_samples: int, field: str) -> None:
+    with pytest.raises(InputError) as caught:
+        ShardOrder(num_samples, slot=slot, num_shards=2, seed=0, batch_size=2)
+    assert caught.value.field == field

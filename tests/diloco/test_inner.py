@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 
 from diloco.inner import InnerConfig, InnerLoop, smooth, warmup_lr
 from diloco.model import ModelSize, build_model
+from service.errors import InputError
 
 TINY = ModelSize(num_layers=1, num_heads=2, width=16, context=8)
 TOKENS = torch.arange(18).view(2, 9)
@@ -46,3 +51,63 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted() -> None:
     assert not inner.take_step(TOKENS)
     assert (inner.step, inner.skipped, inner.loss) == (2, 1, loss)
     assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+
+
+def squared_error(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = (module(batch) - 1.0).square().mean()
+    return loss
+
+
+def test_any_loss_is_trained_on_and_clipped() -> None:
+    module = nn.Linear(2, 1)
+    inner = InnerLoop(
+        module,
+        InnerConfig(clip_norm=1e-3),
+        loss=squared_error,
+        optimizer=torch.optim.SGD([*module.parameters()], lr=1.0),
+    )
+    before = [p.clone() for p in module.parameters()]
+    assert inner.take_step(torch.full((4, 2), 100.0))
+    moved = torch.cat([(a - b).flatten() for a, b in zip(before, module.parameters(), strict=True)])
+    assert moved.norm().item() == pytest.approx(1e-3 / 50, rel=1e-3)  # of 50 warm-up steps this is the first
+
+
+def test_the_rates_of_an_own_optimizer_are_the_peaks_of_its_groups() -> None:
+    module = nn.Linear(2, 1)
+    groups = [{"params": [module.weight], "lr": 0.1}, {"params": [module.bias], "lr": 0.4}]
+    optimizer = torch.optim.SGD(groups, lr=1.0)
+    inner = InnerLoop(module, InnerConfig(warmup_steps=2), loss=squared_error, optimizer=optimizer)
+    rates = []
+    for _ in range(3):
+        inner.take_step(torch.ones(4, 2))
+        rates.append([group["lr"] for group in optimizer.param_groups])
+    assert rates == [[0.05, 0.2], [0.1, 0.4], [0.1, 0.4]]
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda m, b: (m(b) - 1).square(), r"the loss is a tensor of shape \[4, 1\], not a scalar tensor"),
+        (lambda m, b: m(b).mean().item(), "the loss is a float"),
+        (lambda m, b: None, "the loss is a NoneType"),
+        (lambda m, b: m(b).mean().detach(), "the loss has no gradient"),
+    ],
+)
+def test_what_is_no_loss_is_told(loss: Callable[[nn.Module, torch.Tensor], Any], message: str) -> None:
+    inner = InnerLoop(nn.Linear(2, 1), InnerConfig(), loss=loss)
+    with pytest.raises(InputError, match=message) as caught:
+        inner.take_step(torch.ones(4, 2))
+    assert caught.value.field == "workload"
+
+
+def test_frozen_parameters_stay_and_a_nan_of_any_model_is_skipped() -> None:
+    first = nn.Linear(2, 3).requires_grad_(False)
+    module = nn.Sequential(first, nn.BatchNorm1d(3), nn.Linear(3, 1))
+    frozen = first.weight.clone()
+    inner = InnerLoop(module, InnerConfig(warmup_steps=0), loss=squared_error)
+    assert inner.take_step(torch.rand(4, 2))
+    trained = [p.clone() for p in module.parameters()]
+    assert not inner.take_step(torch.full((4, 2), float("nan")))
+    assert all(torch.equal(a, b) for a, b in zip(trained, module.parameters(), strict=True))
+    assert torch.equal(first.weight, frozen)
+    assert inner.skipped == 1

@@ -103,3 +103,25 @@ def test_parameters_that_are_not_finite_never_leave_the_island(bad: float) -> No
     train(island, bad)
     with pytest.raises(NonFiniteError, match="not finite"):
         island.contribution()
+
+
+def test_frozen_parameters_and_buffers_stay_with_their_island() -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(2, 3).requires_grad_(False), nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+    islands = [Island(build()) for _ in range(2)]
+    for scale, island in enumerate(islands, 1):
+        island.module(torch.rand(8, 2) * scale)
+        island.count_step(8)
+        accept(island)
+    before = [{name: value.clone() for name, value in island.module.state_dict().items()} for island in islands]
+    new_global = torch.full_like(islands[0].global_flat, 0.5)
+    for island in islands:
+        island.adopt(new_global, 1)
+    travelled = {"1.weight", "1.bias", "2.weight", "2.bias"}
+    for island, old in zip(islands, before, strict=True):
+        for name, value in island.module.state_dict().items():
+            assert torch.equal(value, torch.full_like(value, 0.5) if name in travelled else old[name]), name
+    means = [old["1.running_mean"] for old in before]
+    assert not torch.equal(*means)

@@ -204,6 +204,80 @@ def test_a_step_given_up_at_any_safepoint_leaves_no_trace(interrupted_at: int) -
         assert torch.equal(one, other)
 
 
+class Tied(torch.nn.Module):
+    """Two layers that share one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.second(self.first(x).relu())
+        return y
+
+
+def cnn() -> torch.nn.Module:
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 3),
+        torch.nn.BatchNorm2d(2),
+        torch.nn.ReLU(inplace=True),
+        torch.nn.Conv2d(2, 2, 3),
+        torch.nn.ReLU(inplace=True),
+        torch.nn.Flatten(),
+        torch.nn.Linear(2 * 4 * 4, 4),
+    )
+
+
+def partly_frozen() -> torch.nn.Module:
+    """The first layer's output has no gradient: there is no backward pass to stop in."""
+    return torch.nn.Sequential(torch.nn.Linear(4, 4).requires_grad_(False), torch.nn.Linear(4, 4))
+
+
+def lstm() -> torch.nn.Module:
+    return torch.nn.LSTM(4, 4, num_layers=2)
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "num_layers", "num_passed"),
+    [(cnn, (2, 1, 8, 8), 3, 6), (Tied, (2, 4), 2, 4), (partly_frozen, (2, 4), 2, 3), (lstm, (3, 2, 4), 1, 2)],
+)
+def test_any_model_can_be_stopped_and_goes_on_as_if_it_had_not_been(
+    build: Callable[[], torch.nn.Module], shape: tuple[int, ...], num_layers: int, num_passed: int
+) -> None:
+    def loss_of(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        output = model(batch)
+        tensor: torch.Tensor = output[0] if isinstance(output, tuple) else output
+        return tensor.square().mean()
+
+    def parameters_after(interrupted_at: int | None) -> tuple[list[torch.Tensor], int]:
+        passed = 0
+
+        def maybe_interrupt() -> None:
+            nonlocal passed
+            passed += 1
+            if passed == interrupted_at:
+                raise YieldInterrupted
+
+        torch.manual_seed(0)
+        model, batch = build(), torch.rand(shape)
+        loop = InnerLoop(model, InnerConfig(), loss=loss_of)
+        layers = layers_of(model)
+        assert len(layers) == num_layers
+        with hooked(layers, maybe_interrupt):
+            if interrupted_at is not None:
+                with pytest.raises(YieldInterrupted):
+                    loop.take_step(batch)
+            assert loop.take_step(batch)
+        return list(model.parameters()), passed
+
+    plain, passed = parameters_after(None)
+    assert passed == num_passed
+    for interrupted_at in range(1, num_passed + 1):
+        again, _ = parameters_after(interrupted_at)
+        assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+
+
 def train(batches: list[torch.Tensor]) -> torch.nn.Module:
     model = build_model(SIZE, seed=0)
     loop = InnerLoop(model, InnerConfig())

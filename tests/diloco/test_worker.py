@@ -396,11 +396,17 @@ def test_another_model_than_the_run_is_refused_by_its_first_difference(
     assert failure.exit_code == other.finish() == 4
 
 
-def test_a_worker_behind_a_closed_gate_waits_and_still_obeys(serve: Serve, start: Start, tmp_path: Path) -> None:
+OWN = {"workload": "examples.own_model.spirals:make", "workload_options": {"width": "512", "batch_size": "256"}}
+
+
+@pytest.mark.parametrize("workload", [{}, OWN], ids=["built-in", "own"])
+def test_a_worker_behind_a_closed_gate_waits_and_still_obeys(
+    serve: Serve, start: Start, tmp_path: Path, workload: dict[str, Any]
+) -> None:
     gate = GateWriter(tmp_path / "gate", SlotFlag.INGRESS)
     heartbeat = Heartbeat()
     heartbeat.add(gate.beat)
-    worker = start(serve(tmp_path / "sync", quorum=1), gate=tmp_path / "gate")
+    worker = start(serve(tmp_path / "sync", quorum=1), gate=tmp_path / "gate", **workload)
     worker.progress(lambda p: p.step > 5 and p.yielded_s is not None)
     gate.update(in_flight=1)
     held = worker.progress(lambda p: p.yield_reason == "in_flight")

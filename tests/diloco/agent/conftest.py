@@ -31,11 +31,15 @@ T = TypeVar("T")
 class Service:
     """One ``wadiloco`` process, and how to ask it."""
 
-    def __init__(self, command: str, *options: str) -> None:
+    def __init__(self, command: str, *options: str, cwd: Path = REPOSITORY) -> None:
         self._argv = [sys.executable, "-m", "wadiloco", command, *options]
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            self._argv, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY, env=os.environ | {"OMP_NUM_THREADS": "1"}
+            self._argv,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=cwd,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
         )
         self._reader = threading.Thread(target=self._read)
         self._reader.start()

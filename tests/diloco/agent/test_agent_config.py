@@ -35,6 +35,16 @@ def test_contributions_are_fp32_unless_another_codec_is_given() -> None:
 
 
 @pytest.mark.parametrize(
+    "options",
+    [["--workload-options", "width=64,depth=2"], ["--workload-options", "width=64", "--workload-options", "depth=2"]],
+)
+def test_options_of_an_own_workload_are_text(options: list[str]) -> None:
+    settings = load_settings(IslandSettings, [*ALONE, "--workload", "pack.mine:make", *options])
+    assert settings.workload == "pack.mine:make"
+    assert settings.workload_options == {"width": "64", "depth": "2"}
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "controller is not set"),
@@ -47,6 +57,11 @@ def test_contributions_are_fp32_unless_another_codec_is_given() -> None:
         ([*ALONE, "--sync-priority", "urgent"], "sync_priority"),
         ([*ALONE, "--codec", "int3"], "codec"),
         ([*ALONE, "--cores", "-1"], "cores"),
+        ([*ALONE, "--workload", "mine"], "workload"),
+        ([*ALONE, "--workload", "my-model:make"], "workload"),
+        ([*ALONE, "--workload", "mine:make", "--width", "64"], "width is an option of the built-in workload"),
+        ([*ALONE, "--workload", "mine:make", "--data", "a.txt"], "data is an option of the built-in workload"),
+        ([*ALONE, "--workload-options", "a=1"], "workload_options need a workload"),
         ([*ALONE, "--restart-backoff-s", "60", "--restart-backoff-max-s", "1"], "restart_backoff_max_s"),
     ],
 )

@@ -44,6 +44,8 @@ def controller() -> Iterator[tuple[str, list[str]]]:
     ("options", "said"),
     [
         (("--data", "nowhere"), "data: nowhere does not exist"),
+        (("--workload", "nowhere:make"), "workload: no module nowhere on Python's path or in "),
+        (("--workload", "wadiloco:make"), "workload: wadiloco ("),
         pytest.param(("--cores", "4095"), "cores: this process cannot run on 4095, only on ", marks=on_linux),
     ],
 )

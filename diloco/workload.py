@@ -1,0 +1,67 @@
+"""What a researcher brings to a run: a model, its data, its loss. ``wadiloco island --workload MODULE:FACTORY``.
+
+The factory returns a `Workload`; the options of ``--workload-options`` are its keyword arguments, as strings. All
+islands of a run are started with the same workload, options, seed and data_shards.
+
+Batch i of a slot is a function of the shard and of i, whatever happened before: a worker that takes over at position p
+goes on with the batches p, p + 1, …, as if nobody had been restarted. `diloco.data.ShardOrder` gives such an order of
+the samples of a data set.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from diloco.inner import InnerConfig, adamw
+
+B = TypeVar("B")
+"""A batch: whatever the loss takes, but not None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """The part of the data that one slot trains on, and what its order is drawn from."""
+
+    slot: int
+    """0 ≤ slot < num_shards."""
+    num_shards: int
+    """The same on all islands: disjoint shards are sample k → slot k mod num_shards, for example."""
+    seed: int
+
+
+class Workload(ABC, Generic[B]):
+    """A model and what trains it. What it raises until its first inner step is done ends the island with the reason."""
+
+    @abstractmethod
+    def build_model(self, *, seed: int) -> nn.Module:
+        """The model as ``seed`` stands for it: on every island the same names, shapes and values.
+
+        torch's global generator is seeded with it before. Parameters with requires_grad travel and must be float32;
+        frozen ones and buffers stay on the island.
+        """
+
+    @abstractmethod
+    def batches(self, shard: Shard, *, position: int) -> Iterator[B]:
+        """The batches ``position``, position + 1, … of the shard, without an end; one is taken per inner step."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: B) -> Tensor:
+        """What the step minimizes: a tensor of shape () with a gradient, the mean over the batch."""
+
+    @abstractmethod
+    def count_tokens(self, batch: B) -> int:
+        """Tokens (or samples) in the batch, at least 1: what a contribution weighs is the sum of them."""
+
+    def build_optimizer(self, model: nn.Module, config: InnerConfig) -> Optimizer:
+        """The inner optimizer, over parameters with requires_grad only.
+
+        The learning rate of each of its groups is the peak that the warm-up rises to. Clipping comes before its step,
+        and a step whose loss or gradient is not finite is left out. Its state is local, and begins anew with a worker.
+        """
+        return adamw(model, config)
