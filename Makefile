@@ -23,7 +23,7 @@ vllm: ## make .venv-vllm with a CPU vLLM and a tiny random model (Linux x86-64)
 check: $(STAMP) ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy service sidecar controller diloco replay wadiloco.py deploy tests
+	$(BIN)/mypy service sidecar controller diloco replay wadiloco.py deploy tests examples
 	$(BIN)/lint-imports
 
 test: $(STAMP) ## install what is missing and run all tests (without a CPU vLLM for this platform: all but those on it)
