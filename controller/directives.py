@@ -96,6 +96,15 @@ class Mailboxes:
             except TimeoutError:
                 return
 
+    def forget(self, agent_ids: Iterable[str]) -> None:
+        """Agents that are no longer known: nothing is for them."""
+        for agent_id in agent_ids:
+            if self._boxes.pop(agent_id, None) is not None:
+                self._store.forget("directives", agent_id)
+            event = self._news.pop(agent_id, None)
+            if event is not None:
+                event.set()
+
     def _release_all(self) -> None:
         news, self._news = self._news, {}
         for event in news.values():

@@ -91,7 +91,8 @@ class Window:
     @property
     def gap(self) -> int:
         """Whole seconds between two starts: syncs do not overlap."""
-        return max(1, math.ceil(max(self.min_gap_s, self.sync_s)))
+        """In seconds; one that is longer than the window leaves room for one sync, and is as good as the window."""
+        return max(1, min(math.ceil(max(self.min_gap_s, self.sync_s)), len(self.costs_per_s)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

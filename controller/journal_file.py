@@ -93,7 +93,8 @@ class Lock:
     """One controller per journal: two would hand out the same rounds."""
 
     def __init__(self, path: Path) -> None:
-        lock_path = path.with_name(path.name + ".lock")
+        real = Path(os.path.realpath(path))  # a link to it is the same journal
+        lock_path = real.with_name(real.name + ".lock")
         try:
             self._file = os.fdopen(open_regular(lock_path, os.O_RDWR | os.O_CREAT), "r+b")
         except OSError as exc:

@@ -11,7 +11,7 @@ from controller.core import Controller
 from controller.headroom_monitor import WINDOW_S
 from controller.lab_schema import ExperimentPage, ExperimentSpec, ExperimentStatus, Headroom, ShadowOrder, ShadowPage
 
-MIN_WINDOW_S, MAX_WINDOW_S = 300, WINDOW_S
+MIN_WINDOW_S, MAX_WINDOW_S = 360, WINDOW_S
 
 ExperimentId = Annotated[int, Path(ge=1, le=2**31)]
 SHADOWS: dict[str, Example] = {

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from pydantic import Field, computed_field
 
-from controller.schema import Action, PolicySpec, Reason
+from controller.schema import MAX_BUDGET_S, Action, PolicySpec, Reason
 from service.wire import Order, Wire
 
 
@@ -124,7 +124,7 @@ class ExperimentSpec(Order):
     washout_s: float = Field(default=60.0, ge=0)
     """At the start of each block: no sync, and nothing counts. As long as the longest request."""
     syncs_per_block: int = Field(default=1, ge=1, le=10_000)
-    min_gap_s: float = Field(default=0.0, ge=0)
+    min_gap_s: float = Field(default=0.0, ge=0, le=MAX_BUDGET_S)
     seed: int = Field(default=0, ge=0, lt=1 << 63)
 
 

@@ -66,6 +66,7 @@ class Registry:
         self.epoch = epoch
         self._agents = Roster(agents, num_slots=terms.num_slots, lease_timeout_s=terms.lease_timeout_s)
         self._changes: list[Change] = []
+        self._forgotten: list[str] = []
         told = [_told_version(agent.progress) for agent in self._agents.values()]
         self.version = max((version for version in told if version is not None), default=None)
         """Highest version of the global parameters that any agent has told; None before the first."""
@@ -267,28 +268,31 @@ class Registry:
         """Drop agents that are gone for long, so that names which nobody uses do not add up; how many."""
         return self._forget([agent for agent in self._gone() if now_s - agent.last_beat_s > FORGET_AFTER_S])
 
+    def take_forgotten(self) -> list[str]:
+        """Agents that were forgotten since the last call."""
+        forgotten, self._forgotten = self._forgotten, []
+        return forgotten
+
     def _gone(self) -> list[AgentRecord]:
         """Agents that nothing depends on, the longest-silent first.
 
         One that an operator drained stays known, and so does the one that told most of a slot that it had.
         """
+        furthest: dict[int, tuple[int, bool, float, str]] = {}
+        for agent in self._agents.values():
+            if agent.last_slot is not None:
+                mine = (_steps_of(agent), agent.active, agent.last_beat_s, agent.agent_id)
+                furthest[agent.last_slot] = max(mine, furthest.get(agent.last_slot, mine))
+        needed = {agent_id for _, _, _, agent_id in furthest.values()}
         gone = [agent for agent in self._agents.values() if not agent.active and agent.slot is None]
-        free = [agent for agent in gone if not agent.drained and not self._is_needed(agent)]
+        free = [agent for agent in gone if not agent.drained and agent.agent_id not in needed]
         return sorted(free, key=lambda agent: agent.last_beat_s)
-
-    def _is_needed(self, agent: AgentRecord) -> bool:
-        if agent.last_slot is None:
-            return False
-        own = max(_steps_of(agent.progress), _steps_of(agent.resume))
-        others = (other for other in self._agents.held_last(agent.last_slot) if other.agent_id != agent.agent_id)
-        return not any(
-            other.active and max(_steps_of(other.progress), _steps_of(other.resume)) >= own for other in others
-        )
 
     def _forget(self, agents: Sequence[AgentRecord]) -> int:
         for agent in agents:
             self._agents.drop(agent.agent_id)
             self._store.forget("agents", agent.agent_id)
+        self._forgotten += [agent.agent_id for agent in agents]
         return len(agents)
 
     def _promote(self, now_s: float) -> None:
@@ -421,8 +425,9 @@ def _told_version(progress: Progress | None) -> int | None:
     return None if progress is None or progress.phase is Phase.STARTING else progress.round
 
 
-def _steps_of(progress: Progress | None) -> int:
-    return -1 if progress is None else progress.step
+def _steps_of(agent: AgentRecord) -> int:
+    """The furthest that it told of its slot, or was told."""
+    return max((claim.step for claim in (agent.progress, agent.resume) if claim is not None), default=-1)
 
 
 def _claim(progress: Progress | None, told_s: float | None) -> Claim | None:

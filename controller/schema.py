@@ -318,7 +318,18 @@ class PolicySpec(Order):
     @property
     def label(self) -> str:
         """Name and parameters in one word, such as ``fixed_h:h=256``."""
-        return ":".join([self.name, *(f"{name}={value:g}" for name, value in self.params.items())])
+        return ":".join([self.name, *(f"{name}={_word(value)}" for name, value in self.params.items())])
+
+
+def _word(value: float) -> str:
+    """The shortest spelling that is this number and no other."""
+    if isinstance(value, int):
+        return str(value) if abs(value) < LONGEST_WHOLE else f"{'-' if value < 0 else ''}huge"
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
+
+
+LONGEST_WHOLE = 10**18
 
 
 class RoundPage(Wire):

@@ -20,7 +20,7 @@ from controller.records import AgentRecord, Configured, RoundEntry
 from controller.recoveries import RecoveryBook
 from controller.registry import LeaseTerms, LiveSlots, Registry
 from controller.rounds import KEPT_ROUNDS, RoundBook
-from controller.samples import SampleBook, SampleLog
+from controller.samples import FUTURE_TOLERANCE_S, SampleBook, SampleLog
 from controller.schema import BudgetSpec, BudgetStatus, PolicySpec, Recovery
 from service.errors import ConfigError, InputError
 from sidecar.schema import LoadSample
@@ -65,7 +65,11 @@ class FleetState:
             self.recoveries.restarted(lost_s=seen_s, epoch=self.registry.epoch, now_s=now_s) if meta else None
         )
         """What to note of this very start; None at the first one of a run."""
-        self.samples = SampleBook(reader.values("servers", LoadSample), stale_after_s=settings.stale_after_s)
+        self.samples = SampleBook(
+            # A clock that ran ahead has been set right: what it stamped would shadow all that comes.
+            (one for one in reader.values("servers", LoadSample) if one.t_s <= now_s + FUTURE_TOLERANCE_S),
+            stale_after_s=settings.stale_after_s,
+        )
         self.sample_log = SampleLog(settings.journal_samples_every_s)
         self.costs = CostBook(stale_after_s=settings.stale_after_s)
         self.rounds = RoundBook(
@@ -106,6 +110,14 @@ class FleetState:
                 wanted.budget, now_s=now_s, last_sync_s=budgets[0].last_sync_s if budgets else None
             )
             self.journal.put("budget", "current", self.budget)
+        if before is not None and before != wanted:
+            # News to whoever started a standby: what was ordered over HTTP is replaced by its own settings.
+            logger.warning(
+                "policy or budget of the settings differ from those of the last leader and replace its orders policy=%s"
+                " budget=%s",
+                self.policy_spec.label,
+                self.budget.spec.model_dump(exclude_none=True),
+            )
         self.journal.put("meta", "configured", wanted)
 
     def _read_orders(self, table: str, model: type[M], check: Callable[[M], None] = lambda _: None) -> list[M]:
@@ -148,6 +160,7 @@ class FleetState:
     def forget(self, now_s: float) -> None:
         """Drop servers and agents that are gone for long, from the journal too: names nobody uses must not add up."""
         self.registry.forget(now_s)
+        self.mailboxes.forget(self.registry.take_forgotten())
         for server_id in self.samples.forget(now_s):
             self.sample_log.forget(server_id)
             self.journal.forget("servers", server_id)

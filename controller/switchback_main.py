@@ -19,6 +19,7 @@ from rich.console import Console
 
 from controller.lab_schema import ExperimentSpec, ExperimentState, ExperimentStatus
 from controller.policy_words import parse_policy
+from controller.schema import MAX_BUDGET_S
 from controller.switchback_view import ProgressView, show
 from service.client import client_options, refusal
 from service.errors import ConflictError, InputError, UnavailableError
@@ -52,7 +53,7 @@ class SwitchbackSettings(PeerSettings):
     """Seconds at the start of each block without syncs, that do not count: as long as the longest request."""
     syncs_per_block: int = Field(default=1, ge=1, le=10_000)
     """Outer syncs that each block may spend."""
-    min_gap_s: float = Field(default=0.0, ge=0)
+    min_gap_s: float = Field(default=0.0, ge=0, le=MAX_BUDGET_S)
     """Least seconds between the starts of two syncs."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     """Seed of the order of the blocks."""

@@ -20,7 +20,7 @@ from diloco.errors import RoundClosedError
 from diloco.fragment import manifest_of, num_bytes
 from diloco.island import Contribution, Island, NonFiniteError
 from diloco.protocol import SyncCommand
-from diloco.schema import OuterState, SyncOutcome, SyncReport
+from diloco.schema import MAX_DETAIL, OuterState, SyncOutcome, SyncReport
 from diloco.transport import SynchronizerClient
 from service.errors import UnavailableError, WadilocoError
 
@@ -155,7 +155,7 @@ class Exchange:
             autonomous=command.autonomous,
             staleness=tally.staleness,
             staleness_weight=tally.staleness_weight,
-            detail=detail,
+            detail=detail[:MAX_DETAIL],
         )
 
     def _contribute(self, command: SyncCommand, tally: Tally) -> SyncOutcome | Pending | None:

@@ -38,6 +38,7 @@ from pydantic import Field
 from service.wire import Wire
 
 CHUNK_BYTES = 4 << 20
+MAX_DETAIL = 2000
 """Bytes per chunk: long enough to fill a link, short enough to resume cheaply and to keep memory flat."""
 
 VERSION_HEADER = "X-Wadiloco-Version"
@@ -137,7 +138,7 @@ class Progress(Wire):
     """Times that the agent had to restart the rank worker."""
     yielded_s: float | None = Field(default=None, ge=0)
     """Time that the worker waited at safepoints; None without a gate."""
-    yield_reason: str | None = None
+    yield_reason: str | None = Field(default=None, max_length=200)
     """Why it waits now; None while it does not."""
     abandoned_steps: Count = 0
     """Steps given up for an order that came while the worker waited; their batches were taken again."""
@@ -181,7 +182,7 @@ class SyncReport(Wire):
     """What it weighs against a fresh one of as many tokens; None when it was not taken in."""
     blocked_s: float | None = Field(default=None, ge=0)
     """Time that the sync kept the rank from inner steps, where they went on while the round was open; None: all."""
-    detail: str = ""
+    detail: str = Field(default="", max_length=MAX_DETAIL)
 
 
 class TensorSpec(Wire):

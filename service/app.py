@@ -106,7 +106,10 @@ def _add_health_routes(app: FastAPI, *, registry: CollectorRegistry, readiness: 
 
     @app.get("/metrics", tags=["health"], summary="Prometheus metrics")
     async def metrics(request: Request) -> Response:
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        try:
+            encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        except (TypeError, ValueError):  # a version that is none
+            encode, content_type = choose_encoder("")
         return Response(encode(registry), headers={"Content-Type": content_type})
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import ipaddress
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -106,6 +107,8 @@ class PeerSettings(Settings):
             raise ValueError("tls_cert and tls_key go together: give both or neither")
         if self.token is not None and not self.token.get_secret_value().strip():
             raise ValueError("token is empty: give a secret, or leave it out on loopback")
+        if self.token is not None and not re.fullmatch(r"[\x20-\x7e]+", self.token.get_secret_value()):
+            raise ValueError("token has signs that no HTTP header can carry: give one of printable ASCII")
         return self
 
 

@@ -1,7 +1,7 @@
 """Samples to the controller: bounded queue, batches, back-off. Scraping never waits for it.
 
 A batch that was not answered is sent again, so the controller may see a sample twice; (server_id, t_s) tells. Of
-several controllers one leads: a batch that one does not answer, or refuses with 503, goes to the next.
+several controllers one leads: a batch that one does not answer, or answers with a server error, goes to the next.
 
 Two thirds of a sample are its forecast, which a controller shows and does not decide by: one sample in
 `FORECAST_PERIOD_S` carries it.
@@ -141,7 +141,7 @@ class Pusher:
             return PushOutcome.UNREACHABLE, f"{type(exc).__name__}: {exc}"
         if response.is_success:
             return self._read_receipt(response)
-        if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+        if response.is_server_error:  # it does not lead, or a proxy has no controller behind it
             self._peers.leave(url)
         if response.status_code not in PERMANENT_STATUSES:
             return PushOutcome.HTTP_ERROR, explain_response(response)

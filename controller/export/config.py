@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -51,6 +52,12 @@ class ExportSettings(PeerSettings):
     def _check_source(self) -> Self:
         if (self.journal is None) == (self.controller is None):
             raise ValueError("give either --journal FILE or --controller URL")
+        if (
+            self.journal is not None
+            and self.out.absolute().name.startswith(self.journal.name)
+            and (os.path.realpath(self.out.absolute().parent) == os.path.realpath(self.journal.absolute().parent))
+        ):
+            raise ValueError(f"out: {self.out} is the journal, or a file of it: name another one")
         if self.format is None and self.out.suffix not in SUFFIXES:
             raise ValueError(f"out: {self.out.name} ends with neither {' nor '.join(SUFFIXES)}; give --format too")
         return self

@@ -210,8 +210,8 @@ class ControllerLink:
             self._peers.leave(url)
             self._state.missed_controller()
             raise UnavailableError(f"{type(exc).__name__}: {exc}", field="controller") from exc
-        if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
-            # It lives and does not lead: as good as away, for an island that waits for decisions.
+        if response.is_server_error:
+            # It lives and does not lead, or a proxy has none behind it: away, for an island that waits for decisions.
             self._peers.leave(url)
             self._state.missed_controller()
         self._raise_refusal(response)

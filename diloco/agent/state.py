@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from controller.schema import AgentLease
 from diloco.agent.config import IslandSettings
 from diloco.protocol import SyncCommand
-from diloco.schema import AgentStatus, Phase, Progress, SyncOutcome, SyncReport
+from diloco.schema import MAX_DETAIL, AgentStatus, Phase, Progress, SyncOutcome, SyncReport
 from service.errors import WadilocoError
 
 MAX_UNACKNOWLEDGED = 1000
@@ -109,7 +109,7 @@ class AgentState:
             inner_steps=0,
             tokens=0,
             autonomous=command.autonomous,
-            detail=detail,
+            detail=detail[:MAX_DETAIL],
         )
         self.take_report(report)
         return report

@@ -44,6 +44,18 @@ def test_news_that_were_announced_before_the_question_are_answered_at_once() -> 
     asyncio.run(main())
 
 
+def test_an_agent_that_is_forgotten_leaves_nothing_behind() -> None:
+    store = MemoryStore()
+    boxes = Mailboxes(store, [], seq=0)
+    for agent in ("a", "b"):
+        boxes.write(agent, DirectiveKind.PAUSE, epoch=1, t_s=1.0)
+    boxes.announce(boxes.seq)
+    boxes.forget(["a", "nobody"])
+    assert boxes.read("a", after=0, now_s=1.0) == []
+    assert len(boxes.read("b", after=0, now_s=1.0)) == 1
+    assert [key for table, key in store.rows if table == "directives"] == ["b"]
+
+
 def test_a_directive_whose_deadline_has_passed_wakes_nobody() -> None:
     """An agent that asks again at once would do so for ever."""
 

@@ -7,6 +7,7 @@ import json
 import math
 import random
 import statistics
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -193,6 +194,17 @@ def test_syncs_over_unknown_seconds_or_not_over_yet_are_not_priced() -> None:
     known[100] = None
     (found,) = assess(window(tuple(known), conduct(99, 500, 1799))).policies
     assert (found.syncs, found.priced_syncs) == (2, 1)
+
+
+def test_a_gap_of_years_takes_no_more_memory_than_the_window() -> None:
+    tracemalloc.start()
+    try:
+        found = assess(window(bursts(600), min_gap_s=1e10))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (found.min_gap_s <= 600.0, most < 10e6) == (True, True)
+    assert assess(window((), num_syncs=None, min_gap_s=1e10)).verdict is HeadroomVerdict.NO_BUDGET
 
 
 def test_more_syncs_than_fit_or_than_are_needed_are_cut() -> None:

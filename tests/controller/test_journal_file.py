@@ -175,6 +175,16 @@ def test_a_file_with_damaged_pages_is_refused_by_name(path: Path) -> None:
     Lock(path).release()
 
 
+def test_a_link_to_a_journal_is_the_same_journal(tmp_path: Path) -> None:
+    path, alias = tmp_path / "j.sqlite", tmp_path / "alias.sqlite"
+    alias.symlink_to(path)
+    held = Lock(path)
+    with pytest.raises(ConflictError, match="in use"):
+        Lock(alias)
+    held.release()
+    Lock(alias).release()
+
+
 @pytest.fixture
 def old_path(path: Path) -> Path:
     shutil.copy(VERSION_1, path)

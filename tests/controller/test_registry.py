@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -178,11 +180,12 @@ def test_agents_that_are_gone_for_a_day_are_forgotten_unless_something_depends_o
         registry.leave(name, "first")
     assert registry.forget(FORGET_AFTER_S) == 0
     registry.expire(FORGET_AFTER_S + 3)
-    # far told most of slot 0, spare-b had slot 1 when it was lost, drained must not train if it comes back.
-    assert registry.forget(FORGET_AFTER_S + 3) == 0
+    # spare-a knows what far told of slot 0. spare-b had slot 1 when it was lost, drained must not train again.
+    assert registry.forget(FORGET_AFTER_S + 3) == 1
+    assert registry.take_forgotten() == ["far"]
     newest = registry.register(registration("new"), now_s=FORGET_AFTER_S + 3)
     assert (newest.slot, newest.resume and newest.resume.step) == (0, 500)
-    assert registry.forget(FORGET_AFTER_S + 4) == 2
+    assert registry.forget(FORGET_AFTER_S + 4) == 1
     assert sorted(registry.records) == ["drained", "new", "spare-b"]
     assert sorted(key for table, key in store.rows if table == "agents") == ["drained", "new", "spare-b"]
     assert registry.register(registration("drained"), now_s=FORGET_AFTER_S + 5).slot is None
@@ -203,6 +206,18 @@ def test_names_that_were_used_once_do_not_lock_new_ones_out(monkeypatch: pytest.
     with pytest.raises(ConflictError) as refused:
         registry.register(registration("e"), now_s=20.0)
     assert (refused.value.field, len(registry.records)) == ("agent_id", 4)
+
+
+def test_agents_that_never_trained_lock_nobody_out_of_a_slot_without_a_holder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.registry.MAX_AGENTS", 2000)
+    registry = make(num_slots=1)
+    for index in range(2000):
+        registry.register(registration(f"once-{index}"), now_s=float(index))
+        registry.leave(f"once-{index}", "first")
+    began_s = time.process_time()
+    assert registry.register(registration("new"), now_s=3000.0).slot == 0
+    assert registry.forget(2 * FORGET_AFTER_S) > 1500
+    assert time.process_time() - began_s < 2.0  # by the square of their number it were tens of seconds
 
 
 events = st.lists(

@@ -45,6 +45,21 @@ def fresh_run(spec: BudgetSpec | None = None) -> VirtualRun:
     return VirtualRun(budget=new_period(spec or BudgetSpec(), now_s=START_S), marks={}, first_round=7)
 
 
+def test_policies_whose_parameters_differ_in_the_last_digit_are_two(tmp_path: Path) -> None:
+    async def body(client: Client) -> None:
+        order = [{"name": "random_deferral", "params": {"seed": seed}} for seed in (1_000_001, 1_000_002)]
+        answer = await client.http.put("/v1/shadow", json={"policies": order})
+        assert [told["policy"] for told in answer.json()["policies"]] == [
+            "random_deferral:seed=1000001",
+            "random_deferral:seed=1000002",
+        ]
+        huge = {"policies": [{"name": "fixed_h", "params": {"h": 10**400}}]}
+        refused = await client.http.put("/v1/shadow", json=huge)
+        assert (refused.status_code, refused.json()["error"]) == (422, "InputError")
+
+    play(make_settings(tmp_path), ManualClock(), body)
+
+
 def test_before_its_first_sync_it_counts_steps_from_the_islands_own() -> None:
     seen = shadow_view(VIEW, fresh_run(), {0: odometer(500, 40), 1: odometer(600, 3)}, START_S)
     assert [island.inner_steps_since_sync for island in seen.islands] == [40, 3]

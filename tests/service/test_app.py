@@ -17,6 +17,15 @@ from service.settings import ServiceSettings
 from service.tasks import Background
 
 
+def test_metrics_are_told_whatever_version_is_asked_for() -> None:
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(make_app())
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+            return await client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=abc"})
+
+    assert asyncio.run(ask()).status_code == 200
+
+
 def make_app(settings: ServiceSettings | None = None, *, ready: str | None = None, dying: bool = False) -> FastAPI:
     registry = CollectorRegistry()
     Counter("wadiloco_probe_things_total", "Things.", registry=registry).inc()

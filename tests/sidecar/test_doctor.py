@@ -455,6 +455,7 @@ def test_a_peer_that_is_away_is_named(doctor: Doctor, upstream: Upstream) -> Non
         (("--vllm-cert", __file__), "vllm_cert and vllm_key"),
         (("--vllm-token", "a", "--vllm-token-file", __file__), "vllm_token and vllm_token_file"),
         (("--token", " "), "token is empty"),
+        (("--token", "g\u00fcnther"), "token has signs that no HTTP header can carry"),
         (("--controller", "http://127.0.0.1:9", "--tls-ca", __file__), "tls_ca"),
     ],
 )

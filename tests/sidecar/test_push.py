@@ -264,10 +264,10 @@ def push_to(fleet: Fleet, body: Callable[[Pusher], Awaitable[None]], *urls: str)
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("failing", ["standby", "dead"])
-def test_a_controller_that_does_not_lead_is_left_for_the_next_and_nothing_is_lost(failing: str) -> None:
+@pytest.mark.parametrize(("failing", "status"), [("standby", 503), ("standby", 502), ("standby", 504), ("dead", 0)])
+def test_a_controller_that_does_not_lead_is_left_for_the_next_and_nothing_is_lost(failing: str, status: int) -> None:
     standby, leader = Receiver(), Receiver()
-    standby.status = 503
+    standby.status = status
     fleet = Fleet(standby=standby, dead=None, leader=leader)
 
     async def body(pusher: Pusher) -> None:

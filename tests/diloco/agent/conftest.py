@@ -104,6 +104,11 @@ class IslandService(Service):
     def progress(self) -> Progress:
         return Progress.model_validate_json(self.get("/v1/progress").content)
 
+    def until_logged(self, text: str) -> str:
+        """The log, once it has the text."""
+        self.until(lambda: text in self.log())
+        return self.log()
+
     def until_progress(self, accept: Callable[[Progress], bool]) -> Progress:
         def probe() -> Progress | None:
             progress = self.progress()

@@ -204,7 +204,7 @@ def test_a_round_closes_before_its_islands_give_up_whatever_the_synchronizer_was
     # Nobody ever contributes for the third: by its own settings the synchronizer would wait for an hour.
     for island in run.islands:
         island.until_progress(lambda p: p.round >= 1)
-        assert "outcome=applied" in island.log()
+        island.until_logged("outcome=applied")
         assert "outcome=failed" not in island.log()
 
 
