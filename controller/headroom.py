@@ -91,8 +91,13 @@ class Window:
     @property
     def gap(self) -> int:
         """Whole seconds between two starts: syncs do not overlap."""
-        """In seconds; one that is longer than the window leaves room for one sync, and is as good as the window."""
-        return max(1, min(math.ceil(max(self.min_gap_s, self.sync_s)), len(self.costs_per_s)))
+        """As `spacing_s`, but no longer than the window, in which there is room for one sync either way."""
+        return max(1, min(self.spacing_s, len(self.costs_per_s)))
+
+    @property
+    def spacing_s(self) -> int:
+        """Whole seconds between two starts: the budget's gap, and never less than a sync takes."""
+        return max(1, math.ceil(max(self.min_gap_s, self.sync_s)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +146,7 @@ def assess(window: Window) -> Headroom:
         covered_s=float(sum(cost is not None for cost in kept.costs_per_s)),
         verdict=verdict,
         syncs=asked if shown is None else shown.num_syncs,
-        min_gap_s=float(kept.gap),
+        min_gap_s=float(kept.spacing_s),
         sync_s=kept.sync_s,
         random_cost=None if shown is None else shown.random,
         random_sd=None if shown is None else shown.random_sd,

@@ -1,7 +1,8 @@
 """From the body of ``POST /v1/samples`` to samples that are still to be judged.
 
-A batch whose samples all have the form of one is read in one go, which takes half of the time. Of any other the body is
-only parsed here, and forms are checked sample by sample (`controller.samples`): a bad one costs nobody else.
+A batch whose samples all have the form of one is read in one go, which is cheaper. Of any other, and of one so large
+that others would wait for it, the body is only parsed here, and forms are checked sample by sample
+(`controller.samples`): a bad one costs nobody else.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from service.errors import InputError
 from service.wire import Wire
 from sidecar.schema import LoadSample
 
+MAX_AT_ONCE_BYTES = 2 << 20
+
 
 class _GoodBatch(Wire):
     """`SampleBatch` without a bad sample."""
@@ -26,13 +29,14 @@ class _GoodBatch(Wire):
 
 
 def read_batch(body: bytes) -> Sequence[object]:
-    """The samples of a batch: `LoadSample` objects, or all as they came where one is none.
+    """The samples of a batch: `LoadSample` objects, or all as they came (where one is none, or they are many).
 
     Raises:
         InputError: it is no batch.
     """
-    with contextlib.suppress(ValidationError):
-        return _GoodBatch.model_validate_json(body).samples
+    if len(body) <= MAX_AT_ONCE_BYTES:
+        with contextlib.suppress(ValidationError):
+            return _GoodBatch.model_validate_json(body).samples
     try:
         return SampleBatch.model_validate(_parse(body)).samples
     except ValidationError as exc:

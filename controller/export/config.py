@@ -52,11 +52,7 @@ class ExportSettings(PeerSettings):
     def _check_source(self) -> Self:
         if (self.journal is None) == (self.controller is None):
             raise ValueError("give either --journal FILE or --controller URL")
-        if (
-            self.journal is not None
-            and self.out.absolute().name.startswith(self.journal.name)
-            and (os.path.realpath(self.out.absolute().parent) == os.path.realpath(self.journal.absolute().parent))
-        ):
+        if self.journal is not None and os.path.realpath(self.out) in _files_of(self.journal):
             raise ValueError(f"out: {self.out} is the journal, or a file of it: name another one")
         if self.format is None and self.out.suffix not in SUFFIXES:
             raise ValueError(f"out: {self.out.name} ends with neither {' nor '.join(SUFFIXES)}; give --format too")
@@ -67,3 +63,9 @@ class ExportSettings(PeerSettings):
         if self.format is not None:
             return self.format
         return SUFFIXES[self.out.suffix]
+
+
+def _files_of(journal: Path) -> set[str]:
+    """A SQLite journal, what SQLite keeps beside it, and its lock."""
+    real = os.path.realpath(journal)
+    return {f"{real}{ending}" for ending in ("", "-wal", "-shm", "-journal", ".lock")}

@@ -203,7 +203,7 @@ def test_a_gap_of_years_takes_no_more_memory_than_the_window() -> None:
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (found.min_gap_s <= 600.0, most < 10e6) == (True, True)
+    assert (found.min_gap_s, most < 10e6) == (1e10, True)
     assert assess(window((), num_syncs=None, min_gap_s=1e10)).verdict is HeadroomVerdict.NO_BUDGET
 
 

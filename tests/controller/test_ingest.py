@@ -30,6 +30,11 @@ def test_one_bad_sample_leaves_all_to_be_judged_one_by_one(bad: object) -> None:
     assert (read[0], read[2]) == (sample("a"), sample("b"))
 
 
+def test_a_batch_that_others_would_wait_for_is_judged_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.ingest.MAX_AT_ONCE_BYTES", 10)
+    assert read_batch(body(sample("a"))) == [sample("a")]
+
+
 def test_half_of_a_surrogate_pair_costs_one_sample() -> None:
     text = body(sample("a"), sample("b")).replace(b'"b"', b'"\\ud800"')
     assert [one["server_id"] for one in read_batch(text)] == ["a", "\ud800"]  # type: ignore[index]

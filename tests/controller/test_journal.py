@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -247,17 +247,23 @@ def test_a_failing_commit_is_told_kept_and_tried_again(place: Place, monkeypatch
     assert [kept.t_s for kept in reader.samples()] == [1.0, 2.0]
 
 
+def break_behind_a_batch(place: Place, journal: Journal) -> Callable[[], None]:
+    """One batch has failed, and more is queued behind it; returns what lets writes work again."""
+    mend = place.break_writes()
+    append_sample(journal, 1.0)
+    with pytest.raises(UnavailableError):
+        asyncio.run(journal.commit())
+    append_sample(journal, 2.0)
+    journal.put("meta", "epoch", "2")
+    return mend
+
+
 def test_what_was_queued_behind_a_failed_batch_is_written_when_the_journal_closes(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_module, "RETRY_S", 60.0)
     with opened(place) as journal:
-        mend = place.break_writes()
-        append_sample(journal, 1.0)
-        with pytest.raises(UnavailableError):
-            asyncio.run(journal.commit())
-        append_sample(journal, 2.0)
-        journal.put("meta", "epoch", "2")
+        mend = break_behind_a_batch(place, journal)
         mend()
     reader = place.reader()
     assert [kept.t_s for kept in reader.samples()] == [1.0, 2.0]
@@ -269,12 +275,7 @@ def test_what_a_stop_leaves_unwritten_is_told(
 ) -> None:
     monkeypatch.setattr(journal_module, "RETRY_S", 60.0)
     with opened(place) as journal:
-        mend = place.break_writes()
-        append_sample(journal, 1.0)
-        with pytest.raises(UnavailableError):
-            asyncio.run(journal.commit())
-        append_sample(journal, 2.0)
-        journal.put("meta", "epoch", "2")
+        mend = break_behind_a_batch(place, journal)
     mend()
     (told,) = [record.getMessage() for record in caplog.records if "journal closes" in record.getMessage()]
     assert "rows that cannot be written" in told

@@ -62,6 +62,17 @@ def test_what_cannot_work_is_one_line(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("ending", ["", "-wal", ".lock"])
+def test_an_export_never_replaces_the_journal(ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = fill(tmp_path / "run.sqlite", samples=1)
+    (tmp_path / "link").symlink_to(tmp_path)
+    out = tmp_path / "link" / f"run.sqlite{ending}"
+    base = ["export", "--journal", str(journal), "--table", "samples", "--format", "csv"]
+    assert wadiloco.main([*base, "--out", str(out)]) == 2
+    assert "is the journal, or a file of it: name another one" in capsys.readouterr().err
+    assert wadiloco.main([*base, "--out", str(tmp_path / "run.sqlite.csv")]) == 0
+
+
 def test_a_controller_that_is_away_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = ["export", "--table", "samples", "--out", str(tmp_path / "x.csv"), "--controller", "http://127.0.0.1:1"]
     assert wadiloco.main(base) == 3
