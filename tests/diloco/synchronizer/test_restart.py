@@ -47,6 +47,15 @@ def push(client: SynchronizerClient, slot: int, *, round_number: int = 0) -> Non
     assert reply.complete
 
 
+def push_in_vain(client: SynchronizerClient) -> str:
+    """Why an upload cannot be taken; asked again where the machine stood still from the start to the deadline."""
+    while True:
+        with pytest.raises(UnavailableError) as caught:
+            client.push(vector(1), round=0, slot=0, epoch=1, tokens=7, deadline_s=time.time() + 1)
+        if "no time was left to ask" not in str(caught.value):
+            return str(caught.value)
+
+
 def pulled(client: SynchronizerClient, version: int) -> Tensor:
     flat = torch.empty(SIZE)
     assert client.pull(version, flat, deadline_s=soon()) == version
@@ -170,8 +179,7 @@ def test_readiness_follows_the_disk(spawn: Spawn, connect: Connect, tmp_path: Pa
     client.init(MANIFEST, vector(0), deadline_s=soon())
     assert httpx.get(f"{process.url}/readyz", trust_env=False).status_code == 200
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-    with pytest.raises(UnavailableError, match="cannot write"):
-        client.push(vector(1), round=0, slot=0, epoch=1, tokens=7, deadline_s=time.time() + 0.5)
+    assert "cannot write" in push_in_vain(client)
     answer = httpx.get(f"{process.url}/readyz", trust_env=False)
     assert (answer.status_code, "File too large" in answer.json()["reason"]) == (503, True)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -199,8 +207,8 @@ def test_an_upload_goes_on_when_the_disk_has_room_again(spawn: Spawn, connect: C
     client = connect(process.url)
     client.init(MANIFEST, vector(0), deadline_s=soon())
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (3 * SIZE, resource.RLIM_INFINITY))
-    with pytest.raises(UnavailableError, match=r"deadline passed: HTTP 503: directory: cannot write .*File too large"):
-        client.push(vector(1), round=0, slot=0, epoch=1, tokens=7, deadline_s=time.time() + 1)
+    reason = push_in_vain(client)
+    assert re.search(r"deadline passed: HTTP 503: directory: cannot write .*File too large", reason), reason
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     push(client, 0)
     assert client.wait_version(0, deadline_s=soon()) == 1
