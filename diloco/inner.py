@@ -1,4 +1,4 @@
-"""The inner loop of an island: AdamW (Loshchilov & Hutter, 2019) with clipping and a linear warm-up.
+"""The inner loop of an island: AdamW (Loshchilov & Hutter, 2019) with clipping and a learning-rate schedule.
 
 A step whose loss or gradient is not finite is skipped and counted: its batch is spent, the parameters stay. What an
 island contributes is therefore always finite.
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from diloco.lr_schedule import LrSchedule, ScheduleName, lr_share
 from diloco.model import next_byte_loss
 from service.errors import InputError
 
@@ -29,14 +30,20 @@ class InnerConfig:
     weight_decay: float = 0.1
     warmup_steps: int = 50
     clip_norm: float = 1.0
+    lr_schedule: ScheduleName = "constant"
+    decay_steps: int | None = None
+    """Inner step at which a decaying learning rate is at its lowest; counts from the first step of the run."""
+    min_lr: float = 0.0
+    """Lowest learning rate of a group whose peak is ``lr``; of other groups in proportion."""
 
-
-def warmup_lr(step: int, config: InnerConfig, *, peak: float | None = None) -> float:
-    """Learning rate of the ``step``-th inner step of the run, counted from 0; its peak is by default the config's."""
-    peak = config.lr if peak is None else peak
-    if config.warmup_steps == 0:
-        return peak
-    return peak * min(1.0, (step + 1) / config.warmup_steps)
+    @property
+    def schedule(self) -> LrSchedule:
+        return LrSchedule(
+            name=self.lr_schedule,
+            warmup_steps=self.warmup_steps,
+            decay_steps=self.decay_steps,
+            floor=self.min_lr / self.lr,
+        )
 
 
 def adamw(module: nn.Module, config: InnerConfig) -> torch.optim.AdamW:
@@ -88,6 +95,7 @@ class InnerLoop:
         self._module = module
         self._safepoint = safepoint
         self._config = config
+        self._schedule = config.schedule
         self._loss_of = loss
         self._optimizer = adamw(module, config) if optimizer is None else optimizer
         self._peaks = [group["lr"] for group in self._optimizer.param_groups]
@@ -110,8 +118,9 @@ class InnerLoop:
         value = loss.item()
         applied = math.isfinite(value) and math.isfinite(norm.item())
         if applied:
+            share = lr_share(self.step, self._schedule)
             for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
-                group["lr"] = warmup_lr(self.step, self._config, peak=peak)
+                group["lr"] = peak * share
             self._optimizer.step()
             self.loss = smooth(self.loss, value)
         else:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, TypeAdapter, field_serializer
 
+from diloco.lr_schedule import ScheduleName
 from diloco.schema import CodecName, Count, Progress, Slot, SyncReport
 from service.wire import Wire
 
@@ -36,6 +37,9 @@ class WorkerConfig(Wire):
     warmup_steps: int
     weight_decay: float
     clip_norm: float
+    lr_schedule: ScheduleName = "constant"
+    decay_steps: int | None = None
+    min_lr: float = 0.0
     cores: tuple[int, ...]
     threads: int
     idle_priority: bool

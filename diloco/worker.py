@@ -19,7 +19,7 @@ import sys
 import time
 from collections import deque
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -383,12 +383,8 @@ def model_size(config: WorkerConfig) -> ModelSize:
 
 
 def inner_config(config: WorkerConfig) -> InnerConfig:
-    return InnerConfig(
-        lr=config.lr,
-        warmup_steps=config.warmup_steps,
-        weight_decay=config.weight_decay,
-        clip_norm=config.clip_norm,
-    )
+    """The settings of the inner loop, by their names."""
+    return InnerConfig(**config.model_dump(include={field.name for field in fields(InnerConfig)} - {"betas"}))
 
 
 def open_workload(config: WorkerConfig) -> Workload[Any]:

@@ -9,11 +9,12 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from diloco.agent.inner_config import InnerSettings
 from diloco.protocol import SyncPriority
 from diloco.scheduling import MAX_CORES
 from diloco.schema import CodecName, Slot
 from service.peers import split_urls
-from service.settings import ServiceSettings, Url
+from service.settings import Url
 from sidecar.schema import Name
 
 Urls = Annotated[str, Field(pattern=r"^https?://[^\s/,]+[^\s,]*(,https?://[^\s/,]+[^\s,]*)*$")]
@@ -29,7 +30,7 @@ def default_node() -> str:
     return re.sub(r"[^A-Za-z0-9._:/-]", "-", socket.gethostname()).lstrip("-._:/") or "localhost"
 
 
-class IslandSettings(ServiceSettings):
+class IslandSettings(InnerSettings):
     """An island of the run: its agent, and the rank worker that the agent supervises.
 
     All islands of a run need the same seed, workload or model, data and data_shards.
@@ -77,15 +78,6 @@ class IslandSettings(ServiceSettings):
     """Disjoint parts of the data, one per slot: at least as many as slots."""
     batch_size: int = Field(default=4, ge=1, le=1 << 16)
     """Sequences per inner step."""
-    lr: float = Field(default=1e-3, gt=0, le=1)
-    """Peak learning rate of AdamW."""
-    warmup_steps: int = Field(default=50, ge=0)
-    """Inner steps over which the learning rate rises to its peak."""
-    weight_decay: float = Field(default=0.1, ge=0, lt=1)
-    """Decoupled weight decay."""
-    clip_norm: float = Field(default=1.0, gt=0)
-    """Gradients with a larger norm are scaled down to it."""
-
     cores: tuple[Core, ...] = ()
     """Numbers of the CPU cores that the worker is pinned to, such as 0,1; by default it may use all."""
     threads: int = Field(default=1, ge=1, le=1024)

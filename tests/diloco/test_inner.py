@@ -7,21 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from diloco.inner import InnerConfig, InnerLoop, smooth, warmup_lr
+from diloco.inner import InnerConfig, InnerLoop, smooth
 from diloco.model import ModelSize, build_model
 from service.errors import InputError
 
 TINY = ModelSize(num_layers=1, num_heads=2, width=16, context=8)
 TOKENS = torch.arange(18).view(2, 9)
-
-
-@pytest.mark.parametrize(("step", "expected"), [(0, 0.1), (4, 0.5), (9, 1.0), (10, 1.0), (10_000, 1.0)])
-def test_learning_rate_rises_linearly_to_its_peak(step: int, expected: float) -> None:
-    assert warmup_lr(step, InnerConfig(lr=1.0, warmup_steps=10)) == pytest.approx(expected)
-
-
-def test_without_warm_up_the_first_step_has_the_peak_rate() -> None:
-    assert warmup_lr(0, InnerConfig(lr=0.5, warmup_steps=0)) == 0.5
 
 
 def test_smoothing_starts_at_the_first_value() -> None:
@@ -60,6 +51,8 @@ def squared_error(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 def test_any_loss_is_trained_on_and_clipped() -> None:
     module = nn.Linear(2, 1)
+    for parameter in module.parameters():
+        nn.init.zeros_(parameter)  # so small a difference between larger numbers would be rounded
     inner = InnerLoop(
         module,
         InnerConfig(clip_norm=1e-3),
@@ -82,6 +75,19 @@ def test_the_rates_of_an_own_optimizer_are_the_peaks_of_its_groups() -> None:
         inner.take_step(torch.ones(4, 2))
         rates.append([group["lr"] for group in optimizer.param_groups])
     assert rates == [[0.05, 0.2], [0.1, 0.4], [0.1, 0.4]]
+
+
+def test_a_decay_leaves_each_group_the_same_share_of_its_peak() -> None:
+    module = nn.Linear(2, 1)
+    groups = [{"params": [module.weight], "lr": 0.1}, {"params": [module.bias], "lr": 0.4}]
+    optimizer = torch.optim.SGD(groups, lr=1.0)
+    config = InnerConfig(lr=1.0, warmup_steps=1, lr_schedule="linear", decay_steps=3, min_lr=0.5)
+    inner = InnerLoop(module, config, loss=squared_error, optimizer=optimizer)
+    rates = []
+    for _ in range(4):
+        inner.take_step(torch.ones(4, 2))
+        rates.append([group["lr"] for group in optimizer.param_groups])
+    assert rates == [pytest.approx([0.1 * share, 0.4 * share]) for share in (1.0, 0.75, 0.5, 0.5)]
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,15 @@ def test_options_of_an_own_workload_are_text(options: list[str]) -> None:
         ([*ALONE, "--workload", "mine:make", "--width", "64"], "width is an option of the built-in workload"),
         ([*ALONE, "--workload", "mine:make", "--data", "a.txt"], "data is an option of the built-in workload"),
         ([*ALONE, "--workload-options", "a=1"], "workload_options need a workload"),
+        ([*ALONE, "--lr-schedule", "step"], "lr_schedule"),
+        ([*ALONE, "--lr-schedule", "cosine"], "lr_schedule cosine needs decay_steps"),
+        ([*ALONE, "--decay-steps", "100"], "decay_steps is for a schedule that decays"),
+        ([*ALONE, "--min-lr", "0.0001"], "min_lr is for a schedule that decays"),
+        ([*ALONE, "--lr-schedule", "linear", "--decay-steps", "50"], "decay_steps 50 must be above warmup_steps 50"),
+        (
+            [*ALONE, "--lr-schedule", "linear", "--decay-steps", "60", "--min-lr", "0.01"],
+            "min_lr 0.01 must not be above lr 0.001",
+        ),
         ([*ALONE, "--restart-backoff-s", "60", "--restart-backoff-max-s", "1"], "restart_backoff_max_s"),
     ],
 )
