@@ -7,7 +7,7 @@ island contributes is therefore always finite.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,8 @@ class InnerLoop:
         loss: Callable[[nn.Module, Any], Tensor] = next_byte_loss,
         optimizer: Optimizer | None = None,
     ) -> None:
-        """``safepoint`` is called between the gradients and their use; what it raises leaves the parameters alone.
+        """``safepoint`` is called after each backward pass, before the gradients are used; what it raises leaves the
+        parameters alone.
 
         ``loss`` makes a scalar of the module and a batch; ``optimizer`` is by default `adamw`. The learning rates that
         its groups have here are their peaks.
@@ -104,18 +105,19 @@ class InnerLoop:
         self.loss: float | None = None
         """Smoothed loss, in its own unit: nats per token for the byte GPT."""
 
-    def take_step(self, batch: object) -> bool:
+    def take_step(self, *batches: Any, tokens: Sequence[int] = ()) -> bool:
         """One inner step on a batch, of the byte GPT (batch, length + 1) tokens; says whether it was applied.
+
+        Of several batches the gradients are added up, so that the step is that of one large batch: each counts by its
+        number of ``tokens``, which its loss is the mean over (left out: all the same). Clipping and the decision
+        whether to skip come after the last of them.
 
         Raises:
             InputError: the loss is not one, see `checked_loss`.
         """
         self._optimizer.zero_grad(set_to_none=True)
-        loss = checked_loss(self._loss_of(self._module, batch))
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._safepoint()
+        value = self._add_gradients(batches, tokens or [1] * len(batches))
         norm = nn.utils.clip_grad_norm_(self._module.parameters(), self._config.clip_norm)
-        value = loss.item()
         applied = math.isfinite(value) and math.isfinite(norm.item())
         if applied:
             share = lr_share(self.step, self._schedule)
@@ -127,3 +129,16 @@ class InnerLoop:
             self.skipped += 1
         self.step += 1
         return applied
+
+    def _add_gradients(self, batches: Sequence[Any], tokens: Sequence[int]) -> float:
+        """Forward and backward passes of a step; returns its loss, the mean over all tokens."""
+        total = sum(tokens)
+        losses = []
+        for batch, num_tokens in zip(batches, tokens, strict=True):
+            loss = checked_loss(self._loss_of(self._module, batch))
+            if len(batches) > 1:
+                loss = loss * (num_tokens / total)
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._safepoint()
+            losses.append(loss.detach().float())
+        return torch.stack(losses).sum().item()

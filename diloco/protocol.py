@@ -40,6 +40,8 @@ class WorkerConfig(Wire):
     lr_schedule: ScheduleName = "constant"
     decay_steps: int | None = None
     min_lr: float = 0.0
+    accumulation_steps: int = 1
+    """Batches per inner step."""
     cores: tuple[int, ...]
     threads: int
     idle_priority: bool

@@ -98,8 +98,9 @@ class Worker:
         self._events = events
         self._workload = open_workload(config)
         shard = Shard(slot=config.slot, num_shards=config.data_shards, seed=config.seed)
-        # One batch per inner step: the stream goes on where the slot left it.
-        self._batches = open_batches(self._workload, shard, position=config.start_step)
+        # As many batches per inner step, skipped ones too: the stream goes on where the slot left it.
+        position = config.start_step * config.accumulation_steps
+        self._batches = open_batches(self._workload, shard, position=position)
         module = build_module(self._workload, seed=config.seed)
         self._island = Island(module, codec_named(config.codec))
         self._safepoint = self._open_safepoint(config.gate) if config.gate is not None else None
@@ -116,8 +117,8 @@ class Worker:
         self._exchange = Exchange(self._island, self._client, slot=config.slot)
         inbox.on_stop(self._client.cancel)
         self._tokens = config.start_tokens
-        self._batch: Any = None
-        """Taken from the stream, not yet trained on; None where there is none."""
+        self._taken: list[Any] = []
+        """Batches taken from the stream and not yet trained on."""
         self._update_norm: float | None = None
         self._step_times_s: list[float] = []
         self._recent_s: deque[float] = deque(maxlen=RECENT_STEPS)
@@ -162,7 +163,8 @@ class Worker:
         with hooked(layers, safepoint):
             self._train(until_steps=STEPS_TO_SPACE_OUT)
         step_s = min(self._running_s, default=0.0)
-        chosen = spaced_out(layers, step_s)
+        # Between two optimizer steps, the layers are passed once for each batch.
+        chosen = spaced_out(layers, step_s / self._config.accumulation_steps)
         logger.info("safepoints layers=%d of=%d step_ms=%.1f", len(chosen), len(layers), 1e3 * step_s)
         with hooked(chosen, safepoint):
             self._train()
@@ -230,13 +232,13 @@ class Worker:
         return self._overlapped.end.done() or self._inbox.paused or self._inbox.stop.is_set()
 
     def _take_step(self) -> None:
-        """One inner step, unless an order comes while it waits for the gate: then its batch is taken again."""
+        """One inner step, unless an order comes while it waits for the gate: then its batches are taken again."""
         started_s = time.perf_counter()
         waited_s = self._waited().total_s
         try:
             if self._safepoint is not None:
                 self._safepoint.start_step()
-            num_tokens = self._train_on_batch()
+            num_tokens = self._train_on_batches()
         except YieldInterrupted:
             return
         finally:
@@ -245,11 +247,11 @@ class Worker:
         self._recent_s.append(time.perf_counter() - started_s)
         self._step_times_s.append(self._recent_s[-1])
         self._running_s.append(self._recent_s[-1] - (self._waited().total_s - waited_s))
-        self._batch = None
+        self._taken = []
         self._tokens += num_tokens
         self._island.count_step(num_tokens)
 
-    def _train_on_batch(self) -> int:
+    def _train_on_batches(self) -> int:
         """Take the inner step; returns the tokens that it was applied to.
 
         Raises:
@@ -257,9 +259,10 @@ class Worker:
                 worker starts with the batch that failed: if it is the batch's fault, that worker finds out.
         """
         try:
-            self._batch = next(self._batches) if self._batch is None else self._batch
-            num_tokens = count_tokens(self._workload, self._batch)
-            return num_tokens if self._inner.take_step(self._batch) else 0
+            while len(self._taken) < self._config.accumulation_steps:
+                self._taken.append(next(self._batches))
+            tokens = [count_tokens(self._workload, batch) for batch in self._taken]
+            return sum(tokens) if self._inner.take_step(*self._taken, tokens=tokens) else 0
         except (WadilocoError, YieldInterrupted):
             raise
         except Exception as exc:

@@ -48,11 +48,12 @@ class Workload(ABC, Generic[B]):
 
     @abstractmethod
     def batches(self, shard: Shard, *, position: int) -> Iterator[B]:
-        """The batches ``position``, position + 1, … of the shard, without an end; one is taken per inner step."""
+        """The batches ``position``, position + 1, … of the shard, without an end; accumulation_steps of
+        them (1 unless the island is told otherwise) are taken per inner step."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: B) -> Tensor:
-        """What the step minimizes: a tensor of shape () with a gradient, the mean over the batch."""
+        """What the step minimizes: a tensor of shape () with a gradient, the mean over the batch's `count_tokens`."""
 
     @abstractmethod
     def count_tokens(self, batch: B) -> int:

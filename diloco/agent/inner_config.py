@@ -29,6 +29,10 @@ class InnerSettings(ServiceSettings):
     clip_norm: float = Field(default=1.0, gt=0)
     """Gradients with a larger norm are scaled down to it."""
 
+    accumulation_steps: int = Field(default=1, ge=1, le=1 << 16)
+    """Batches (of batch_size) whose gradients are added up for one inner step, as if they were one large batch. Keep it
+    for as long as a slot is in the run: the position in the data is inner steps times this."""
+
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:
         fault = schedule_fault(
