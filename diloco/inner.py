@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from diloco.lr_schedule import LrSchedule, ScheduleName, lr_share
 from diloco.model import next_byte_loss
+from diloco.precision import Precision, autocast
 from service.errors import InputError
 
 LOSS_SMOOTHING = 0.05
@@ -35,6 +36,8 @@ class InnerConfig:
     """Inner step at which a decaying learning rate is at its lowest; counts from the first step of the run."""
     min_lr: float = 0.0
     """Lowest learning rate of a group whose peak is ``lr``; of other groups in proportion."""
+    precision: Precision = "fp32"
+    """Of the forward pass; parameters and gradients are fp32."""
 
     @property
     def schedule(self) -> LrSchedule:
@@ -98,6 +101,8 @@ class InnerLoop:
         self._config = config
         self._schedule = config.schedule
         self._loss_of = loss
+        self._device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+        autocast(config.precision, self._device)  # what cannot work is told before the first step
         self._optimizer = adamw(module, config) if optimizer is None else optimizer
         self._peaks = [group["lr"] for group in self._optimizer.param_groups]
         self.step = step
@@ -135,7 +140,8 @@ class InnerLoop:
         total = sum(tokens)
         losses = []
         for batch, num_tokens in zip(batches, tokens, strict=True):
-            loss = checked_loss(self._loss_of(self._module, batch))
+            with autocast(self._config.precision, self._device):
+                loss = checked_loss(self._loss_of(self._module, batch))
             if len(batches) > 1:
                 loss = loss * (num_tokens / total)
             loss.backward()  # type: ignore[no-untyped-call]

@@ -42,6 +42,8 @@ class WorkerConfig(Wire):
     min_lr: float = 0.0
     accumulation_steps: int = 1
     """Batches per inner step."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    activation_checkpointing: bool = False
     cores: tuple[int, ...]
     threads: int
     idle_priority: bool

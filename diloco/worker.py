@@ -50,7 +50,15 @@ from diloco.scheduling import become_idle, lower_session, pin_to
 from diloco.schema import Phase, Progress, SyncOutcome, SyncReport, TrainerPhase
 from diloco.transport import SynchronizerClient
 from diloco.workload import Shard, Workload
-from diloco.workload_loading import build_module, build_optimizer, count_tokens, fault, load_workload, open_batches
+from diloco.workload_loading import (
+    build_checkpointed_module,
+    build_module,
+    build_optimizer,
+    count_tokens,
+    fault,
+    load_workload,
+    open_batches,
+)
 from service.client import client_options
 from service.errors import InputError, UnavailableError, WadilocoError
 from service.log import configure_logging
@@ -101,7 +109,8 @@ class Worker:
         # As many batches per inner step, skipped ones too: the stream goes on where the slot left it.
         position = config.start_step * config.accumulation_steps
         self._batches = open_batches(self._workload, shard, position=position)
-        module = build_module(self._workload, seed=config.seed)
+        build = build_checkpointed_module if config.activation_checkpointing else build_module
+        module = build(self._workload, seed=config.seed)
         self._island = Island(module, codec_named(config.codec))
         self._safepoint = self._open_safepoint(config.gate) if config.gate is not None else None
         self._inner = InnerLoop(

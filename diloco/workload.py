@@ -11,7 +11,7 @@ the samples of a data set.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -66,3 +66,10 @@ class Workload(ABC, Generic[B]):
         and a step whose loss or gradient is not finite is left out. Its state is local, and begins anew with a worker.
         """
         return adamw(model, config)
+
+    def checkpointed_layers(self, model: nn.Module) -> Iterable[nn.Module]:
+        """The layers that ``--activation-checkpointing`` is for, none inside another; by default none: it is refused.
+
+        The blocks of a transformer, for example. A layer's forward must do the same when it is called again.
+        """
+        return ()

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from diloco.lr_schedule import ScheduleName, schedule_fault
 from service.settings import ServiceSettings
+
+FP16_REFUSED = (
+    "fp16 needs loss scaling, which the inner loop has not: give bf16, which has the exponents of fp32, or fp32"
+)
+
+
+def _refuse_fp16(value: Any) -> Any:
+    if value in ("fp16", "float16", "half"):
+        raise ValueError(FP16_REFUSED)
+    return value
 
 
 class InnerSettings(ServiceSettings):
@@ -32,6 +42,12 @@ class InnerSettings(ServiceSettings):
     accumulation_steps: int = Field(default=1, ge=1, le=1 << 16)
     """Batches (of batch_size) whose gradients are added up for one inner step, as if they were one large batch. Keep it
     for as long as a slot is in the run: the position in the data is inner steps times this."""
+    precision: Annotated[Literal["fp32", "bf16"], BeforeValidator(_refuse_fp16)] = "fp32"
+    """Of forward and backward passes: bf16 runs them under autocast. Parameters, optimizer and what travels stay
+    fp32."""
+    activation_checkpointing: bool = False
+    """Keep only the inputs of the model's layers and compute the rest again in the backward pass: less memory, more
+    time, the same gradients."""
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:

@@ -71,6 +71,9 @@ def test_options_of_an_own_workload_are_text(options: list[str]) -> None:
             [*ALONE, "--lr-schedule", "linear", "--decay-steps", "60", "--min-lr", "0.01"],
             "min_lr 0.01 must not be above lr 0.001",
         ),
+        ([*ALONE, "--precision", "fp16"], "precision: fp16 needs loss scaling.*give bf16"),
+        ([*ALONE, "--precision", "fp8"], "precision"),
+        ([*ALONE, "--accumulation-steps", "0"], "accumulation_steps"),
         ([*ALONE, "--restart-backoff-s", "60", "--restart-backoff-max-s", "1"], "restart_backoff_max_s"),
     ],
 )
