@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from diloco.data import TokenStream, load_corpus
+from diloco.data import TokenStream, load_corpus, shown_source
 from diloco.model import ByteGPT, ModelSize, build_model, next_byte_loss
 from diloco.workload import Shard, Workload
 
@@ -38,6 +38,7 @@ class ByteText(Workload[Tensor]):
             batch_size=self._batch_size,
             length=self._size.context,
             position=position,
+            source=shown_source(self._data),
         )
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
