@@ -26,6 +26,8 @@ class WorkerConfig(Wire):
     workload: str | None = None
     """``MODULE:FACTORY``; None trains the byte GPT, which the next fields are for."""
     workload_options: dict[str, str] = Field(default_factory=dict)
+    hf_model: Path | None = None
+    """Directory of a causal LM to train in its place."""
     num_layers: int
     num_heads: int
     width: int

@@ -31,6 +31,7 @@ from diloco.agreement import disagreements
 from diloco.byte_text import ByteText
 from diloco.codec import codec_named
 from diloco.exchange import Exchange, Pending
+from diloco.hf_causal_lm import HfCausalLM
 from diloco.inbox import Inbox, TransferThread
 from diloco.inner import InnerConfig, InnerLoop
 from diloco.island import Island
@@ -400,9 +401,11 @@ def inner_config(config: WorkerConfig) -> InnerConfig:
 
 
 def open_workload(config: WorkerConfig) -> Workload[Any]:
-    """What the rank trains: the researcher's own, or the byte GPT."""
+    """What the rank trains: the researcher's own, a Hugging Face model, or the byte GPT."""
     if config.workload is not None:
         return load_workload(config.workload, config.workload_options)
+    if config.hf_model is not None:
+        return HfCausalLM(config.hf_model, data=config.data, context=config.context, batch_size=config.batch_size)
     return ByteText(model_size(config), data=config.data, batch_size=config.batch_size)
 
 

@@ -23,6 +23,8 @@ WorkloadName = Annotated[str, Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]
 
 BYTE_TEXT_OPTIONS = ("num_layers", "num_heads", "width", "context", "data", "batch_size")
 """Those of the built-in workload."""
+BYTE_GPT_OPTIONS = ("num_layers", "num_heads", "width")
+"""Those of its model."""
 
 
 def default_node() -> str:
@@ -64,6 +66,9 @@ class IslandSettings(InnerSettings):
     context, data and batch_size are for."""
     workload_options: dict[str, str] = Field(default_factory=dict)
     """Keyword arguments of the workload's factory, as strings; for example width=64,depth=2."""
+    hf_model: Path | None = None
+    """Directory of a Hugging Face causal LM to train in place of the byte GPT, on the same kind of data: its
+    config.json, and if they are there its weights (safetensors) and tokenizer. Nothing is downloaded."""
     num_layers: int = Field(default=4, ge=1, le=1024)
     """Transformer blocks."""
     num_heads: int = Field(default=4, ge=1, le=1024)
@@ -117,6 +122,11 @@ class IslandSettings(InnerSettings):
                 f"{foreign[0]} is an option of the built-in workload, not of {self.workload}: leave it out, or give"
                 " what the factory takes as workload_options"
             )
+        if self.workload is not None and self.hf_model is not None:
+            raise ValueError("workload and hf_model are two models: leave one of them out")
+        shape = [name for name in BYTE_GPT_OPTIONS if name in self.model_fields_set]
+        if self.hf_model is not None and shape:
+            raise ValueError(f"{shape[0]} is that of hf_model's config.json: leave it out")
         if self.workload is None and self.workload_options:
             raise ValueError("workload_options need a workload: give --workload MODULE:FACTORY")
         if self.width % self.num_heads:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from diloco.agent.config import IslandSettings
 from diloco.corpus import check_corpus
+from diloco.hf_files import check_hf_model
 from diloco.scheduling import usable_cores
 from diloco.workload_source import check_workload
 from service.errors import ConfigError
@@ -14,13 +15,16 @@ def check_host(settings: IslandSettings) -> None:
     """See that this host has the packages, the data or the workload, and the cores.
 
     Raises:
-        UnavailableError: a package of the extra ``train`` is not installed.
-        InputError: the data does not exist or holds no text; the workload's module or factory does not exist.
+        UnavailableError: a package of the extra ``train`` (or ``hf``) is not installed.
+        InputError: the data does not exist or holds no text; the workload's module or factory, or the model's
+            directory, does not exist.
         ConfigError: a core does not exist, or is not this process's to use.
     """
     require_extra("train")
     if settings.data:
         check_corpus(settings.data)
+    if settings.hf_model is not None:
+        check_hf_model(settings.hf_model)
     if settings.workload is not None:
         check_workload(settings.workload)
     check_cores(settings.cores)

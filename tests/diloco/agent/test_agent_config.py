@@ -74,6 +74,8 @@ def test_options_of_an_own_workload_are_text(options: list[str]) -> None:
         ([*ALONE, "--precision", "fp16"], "precision: fp16 needs loss scaling.*give bf16"),
         ([*ALONE, "--precision", "fp8"], "precision"),
         ([*ALONE, "--accumulation-steps", "0"], "accumulation_steps"),
+        ([*ALONE, "--hf-model", "llama", "--workload", "mine:make"], "workload and hf_model are two models"),
+        ([*ALONE, "--hf-model", "llama", "--width", "64"], "width is that of hf_model's config.json"),
         ([*ALONE, "--restart-backoff-s", "60", "--restart-backoff-max-s", "1"], "restart_backoff_max_s"),
     ],
 )
