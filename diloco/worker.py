@@ -26,6 +26,7 @@ from typing import Any, TextIO, TypeVar
 import httpx
 import torch
 from pydantic import ValidationError
+from torch import nn
 
 from diloco.agreement import disagreements
 from diloco.byte_text import ByteText
@@ -110,8 +111,7 @@ class Worker:
         # As many batches per inner step, skipped ones too: the stream goes on where the slot left it.
         position = config.start_step * config.accumulation_steps
         self._batches = open_batches(self._workload, shard, position=position)
-        build = build_checkpointed_module if config.activation_checkpointing else build_module
-        module = build(self._workload, seed=config.seed)
+        module = build_model(self._workload, config)
         self._island = Island(module, codec_named(config.codec))
         self._safepoint = self._open_safepoint(config.gate) if config.gate is not None else None
         self._inner = InnerLoop(
@@ -407,6 +407,16 @@ def open_workload(config: WorkerConfig) -> Workload[Any]:
     if config.hf_model is not None:
         return HfCausalLM(config.hf_model, data=config.data, context=config.context, batch_size=config.batch_size)
     return ByteText(model_size(config), data=config.data, batch_size=config.batch_size)
+
+
+def build_model(workload: Workload[Any], config: WorkerConfig) -> nn.Module:
+    """The model as it is trained.
+
+    Raises:
+        InputError: it cannot be built.
+    """
+    build = build_checkpointed_module if config.activation_checkpointing else build_module
+    return build(workload, seed=config.seed)
 
 
 def open_client(config: WorkerConfig) -> httpx.Client:

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from diloco.agent.dry_run_config import DryRunSettings
 from diloco.agent.inner_config import InnerSettings
 from diloco.protocol import SyncPriority
 from diloco.scheduling import MAX_CORES
@@ -32,7 +33,7 @@ def default_node() -> str:
     return re.sub(r"[^A-Za-z0-9._:/-]", "-", socket.gethostname()).lstrip("-._:/") or "localhost"
 
 
-class IslandSettings(InnerSettings):
+class IslandSettings(InnerSettings, DryRunSettings):
     """An island of the run: its agent, and the rank worker that the agent supervises.
 
     All islands of a run need the same seed, workload or model, data and data_shards.
@@ -131,7 +132,7 @@ class IslandSettings(InnerSettings):
             raise ValueError("workload_options need a workload: give --workload MODULE:FACTORY")
         if self.width % self.num_heads:
             raise ValueError(f"width {self.width} must be a multiple of num_heads {self.num_heads}")
-        if self.controller is None and (self.slot is None or self.synchronizer is None):
+        if not self.dry_run and self.controller is None and (self.slot is None or self.synchronizer is None):
             raise ValueError("controller is not set: give its URL, or give both slot and synchronizer")
         if self.slot is not None and self.slot >= self.data_shards:
             raise ValueError(f"slot {self.slot} has no shard of the data: data_shards is {self.data_shards}")

@@ -76,6 +76,9 @@ def test_options_of_an_own_workload_are_text(options: list[str]) -> None:
         ([*ALONE, "--accumulation-steps", "0"], "accumulation_steps"),
         ([*ALONE, "--hf-model", "llama", "--workload", "mine:make"], "workload and hf_model are two models"),
         ([*ALONE, "--hf-model", "llama", "--width", "64"], "width is that of hf_model's config.json"),
+        ([*ALONE, "--dry-run-steps", "3"], "dry_run_steps is for a dry run: give --dry-run"),
+        ([*ALONE, "--json"], "as_json is for a dry run"),
+        (["--dry-run", "--bandwidth", "1gbps"], "bandwidth: '1gbps' is no bandwidth: write 1Gbit/s"),
         ([*ALONE, "--restart-backoff-s", "60", "--restart-backoff-max-s", "1"], "restart_backoff_max_s"),
     ],
 )
