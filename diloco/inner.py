@@ -110,6 +110,11 @@ class InnerLoop:
         self.loss: float | None = None
         """Smoothed loss, in its own unit: nats per token for the byte GPT."""
 
+    @property
+    def lr(self) -> float:
+        """That of the last step that was applied, of the first group."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
     def take_step(self, *batches: Any, tokens: Sequence[int] = ()) -> bool:
         """One inner step on a batch, of the byte GPT (batch, length + 1) tokens; says whether it was applied.
 

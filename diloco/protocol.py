@@ -62,6 +62,7 @@ class WorkerConfig(Wire):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     log_level: str = "info"
+    tensorboard: Path | None = None
     start_step: Count = 0
     """Inner steps that the slot took before: the data goes on from there."""
     start_tokens: Count = 0

@@ -48,6 +48,7 @@ from diloco.protocol import (
     WorkerConfig,
 )
 from diloco.safepoint import Patience, Safepoint, YieldInterrupted, hooked, layers_of, open_gate, pass_by, spaced_out
+from diloco.scalars import open_scalars
 from diloco.scheduling import become_idle, lower_session, pin_to
 from diloco.schema import Phase, Progress, SyncOutcome, SyncReport, TrainerPhase
 from diloco.transport import SynchronizerClient
@@ -140,6 +141,7 @@ class Worker:
         self._overlapped: OverlappedSync | None = None
         """The sync whose round is open while inner steps go on."""
         self._told: set[str] = set()
+        self._scalars = open_scalars(config, lr=lambda: self._inner.lr)
         self._phases = PhaseTeller(config.gate, slot=config.slot, waited=self._waited)
 
     def run(self) -> None:
@@ -150,6 +152,8 @@ class Worker:
             self._join_and_train()
         finally:
             self._phases.close()
+            if self._scalars is not None:
+                self._scalars.close()
 
     def _join_and_train(self) -> None:
         if not self._join():
@@ -379,6 +383,8 @@ class Worker:
 
     def _emit(self, event: Event) -> None:
         emit(self._events, event, self._inbox)
+        if self._scalars is not None:
+            self._scalars.take(event)
 
 
 def emit(events: TextIO, event: Event, inbox: Inbox) -> None:

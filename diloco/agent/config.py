@@ -104,6 +104,9 @@ class IslandSettings(InnerSettings, DryRunSettings):
     gate_trickle_s: float = Field(default=10.0, gt=0, le=3600)
     """Seconds per inner step of that trickle."""
 
+    tensorboard: Path | None = None
+    """Folder for TensorBoard: the worker writes loss, learning rate, tokens and norms, and bytes, blocked time and
+    staleness of each outer step, to a folder slot-N in it."""
     autonomous_deadline_s: float = Field(default=300.0, gt=0, le=86_400)
     """How long a sync that the island starts by itself, without a controller, waits for its round to close."""
     start_attempts: int = Field(default=3, ge=1, le=100)
