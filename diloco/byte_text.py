@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from torch import Tensor, nn
 
-from diloco.data import TokenStream, load_corpus
-from diloco.model import ModelSize, build_model, next_byte_loss
+from diloco.data import TokenStream, load_corpus, shown_source
+from diloco.model import ByteGPT, ModelSize, build_model, next_byte_loss
 from diloco.workload import Shard, Workload
 
 
@@ -38,6 +38,7 @@ class ByteText(Workload[Tensor]):
             batch_size=self._batch_size,
             length=self._size.context,
             position=position,
+            source=shown_source(self._data),
         )
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
@@ -46,3 +47,7 @@ class ByteText(Workload[Tensor]):
     def count_tokens(self, batch: Tensor) -> int:
         """Those that are predicted."""
         return batch[:, 1:].numel()
+
+    def checkpointed_layers(self, model: nn.Module) -> Iterable[nn.Module]:
+        assert isinstance(model, ByteGPT)
+        return model.blocks

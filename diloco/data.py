@@ -1,8 +1,8 @@
 """Disjoint shards of a data set in a fixed order, with exact resume; and byte tokens of local text files in it.
 
-Sample k belongs to shard k mod ``num_shards``, and an island reads the shard of its slot. Each epoch is a new
-permutation drawn from (seed, slot, epoch). The position of a stream is the number of batches drawn, so that continuing
-from a step is a matter of one number.
+Sample k belongs to shard k mod ``num_shards``, and an island reads the shard of its slot. At its end the shard begins
+anew without a pause: each epoch is a new permutation drawn from (seed, slot, epoch). The position of a stream is the
+number of batches drawn, so that continuing from a step is a matter of one number.
 A corpus is cut into windows of length + 1 bytes, its samples. Shards are disjoint as long as all islands read the same
 files and use the same window length and number of shards.
 """
@@ -31,11 +31,30 @@ def load_corpus(paths: Sequence[Path]) -> Tensor:
     """
     corpus = bytearray()
     for file in corpus_files(paths):
-        try:
-            corpus += read_regular(file) + FILE_SEPARATOR
-        except OSError as exc:
-            raise InputError(f"cannot read {file}: {exc.strerror or exc}", field="data") from exc
+        corpus += read_whole(file) + FILE_SEPARATOR
     return torch.frombuffer(corpus, dtype=torch.uint8)
+
+
+def read_whole(file: Path) -> bytes:
+    """The content of a file that nobody changes meanwhile.
+
+    Raises:
+        InputError: it cannot be read, or its size changed.
+    """
+    try:
+        num_bytes = file.stat().st_size
+        content = read_regular(file)
+    except OSError as exc:
+        raise InputError(
+            f"cannot read {file}: {exc.strerror or exc}", field="data", remedy="restore it, or leave it out"
+        ) from exc
+    if len(content) != num_bytes:
+        raise InputError(
+            f"{file} changed while it was read: {len(content)} bytes came, and it had {num_bytes}",
+            field="data",
+            remedy="start when it is whole: all islands must read the same",
+        )
+    return content
 
 
 class ShardOrder:
@@ -97,8 +116,10 @@ class TokenStream:
         batch_size: int,
         length: int,
         position: int = 0,
+        source: str = "the text",
+        unit: str = "bytes",
     ) -> None:
-        """Continue at ``position`` batches.
+        """Continue at ``position`` batches. Errors call the corpus ``source``, and its tokens ``unit``.
 
         Raises:
             InputError: the slot has no shard, or the shard has less than one batch.
@@ -106,8 +127,8 @@ class TokenStream:
         windows = corpus.numel() // (length + 1)
         if slot < num_shards and len(range(slot, windows, num_shards)) < batch_size:
             raise InputError(
-                f"{corpus.numel()} bytes are too few: {num_shards} shards need "
-                f"{num_shards * batch_size * (length + 1)} for one batch each",
+                f"{corpus.numel()} {unit} are too few in {source}: {num_shards} shards need "
+                f"{num_shards * batch_size * (length + 1)} for one batch each, and these make {windows} sequences",
                 field="data",
                 remedy="give more text, or lower data_shards, batch_size or context",
             )
@@ -131,3 +152,8 @@ class TokenStream:
         """The next (batch, length + 1) tokens, int64."""
         offsets = next(self._order)[:, None] * (self._length + 1) + torch.arange(self._length + 1)
         return self._corpus[offsets].long()
+
+
+def shown_source(paths: Sequence[Path]) -> str:
+    """The corpus in words."""
+    return ", ".join(map(str, paths)) or "Python's own library"

@@ -1,4 +1,4 @@
-"""The inner loop of an island: AdamW (Loshchilov & Hutter, 2019) with clipping and a linear warm-up.
+"""The inner loop of an island: AdamW (Loshchilov & Hutter, 2019) with clipping and a learning-rate schedule.
 
 A step whose loss or gradient is not finite is skipped and counted: its batch is spent, the parameters stay. What an
 island contributes is therefore always finite.
@@ -7,7 +7,7 @@ island contributes is therefore always finite.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from diloco.lr_schedule import LrSchedule, ScheduleName, lr_share
 from diloco.model import next_byte_loss
+from diloco.precision import Precision, autocast
 from service.errors import InputError
 
 LOSS_SMOOTHING = 0.05
@@ -29,14 +31,22 @@ class InnerConfig:
     weight_decay: float = 0.1
     warmup_steps: int = 50
     clip_norm: float = 1.0
+    lr_schedule: ScheduleName = "constant"
+    decay_steps: int | None = None
+    """Inner step at which a decaying learning rate is at its lowest; counts from the first step of the run."""
+    min_lr: float = 0.0
+    """Lowest learning rate of a group whose peak is ``lr``; of other groups in proportion."""
+    precision: Precision = "fp32"
+    """Of the forward pass; parameters and gradients are fp32."""
 
-
-def warmup_lr(step: int, config: InnerConfig, *, peak: float | None = None) -> float:
-    """Learning rate of the ``step``-th inner step of the run, counted from 0; its peak is by default the config's."""
-    peak = config.lr if peak is None else peak
-    if config.warmup_steps == 0:
-        return peak
-    return peak * min(1.0, (step + 1) / config.warmup_steps)
+    @property
+    def schedule(self) -> LrSchedule:
+        return LrSchedule(
+            name=self.lr_schedule,
+            warmup_steps=self.warmup_steps,
+            decay_steps=self.decay_steps,
+            floor=self.min_lr / self.lr,
+        )
 
 
 def adamw(module: nn.Module, config: InnerConfig) -> torch.optim.AdamW:
@@ -80,7 +90,8 @@ class InnerLoop:
         loss: Callable[[nn.Module, Any], Tensor] = next_byte_loss,
         optimizer: Optimizer | None = None,
     ) -> None:
-        """``safepoint`` is called between the gradients and their use; what it raises leaves the parameters alone.
+        """``safepoint`` is called after each backward pass, before the gradients are used; what it raises leaves the
+        parameters alone.
 
         ``loss`` makes a scalar of the module and a batch; ``optimizer`` is by default `adamw`. The learning rates that
         its groups have here are their peaks.
@@ -88,7 +99,10 @@ class InnerLoop:
         self._module = module
         self._safepoint = safepoint
         self._config = config
+        self._schedule = config.schedule
         self._loss_of = loss
+        self._device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+        autocast(config.precision, self._device)  # what cannot work is told before the first step
         self._optimizer = adamw(module, config) if optimizer is None else optimizer
         self._peaks = [group["lr"] for group in self._optimizer.param_groups]
         self.step = step
@@ -96,25 +110,46 @@ class InnerLoop:
         self.loss: float | None = None
         """Smoothed loss, in its own unit: nats per token for the byte GPT."""
 
-    def take_step(self, batch: object) -> bool:
+    @property
+    def lr(self) -> float:
+        """That of the last step that was applied, of the first group."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def take_step(self, *batches: Any, tokens: Sequence[int] = ()) -> bool:
         """One inner step on a batch, of the byte GPT (batch, length + 1) tokens; says whether it was applied.
+
+        Of several batches the gradients are added up, so that the step is that of one large batch: each counts by its
+        number of ``tokens``, which its loss is the mean over (left out: all the same). Clipping and the decision
+        whether to skip come after the last of them.
 
         Raises:
             InputError: the loss is not one, see `checked_loss`.
         """
         self._optimizer.zero_grad(set_to_none=True)
-        loss = checked_loss(self._loss_of(self._module, batch))
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._safepoint()
+        value = self._add_gradients(batches, tokens or [1] * len(batches))
         norm = nn.utils.clip_grad_norm_(self._module.parameters(), self._config.clip_norm)
-        value = loss.item()
         applied = math.isfinite(value) and math.isfinite(norm.item())
         if applied:
+            share = lr_share(self.step, self._schedule)
             for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
-                group["lr"] = warmup_lr(self.step, self._config, peak=peak)
+                group["lr"] = peak * share
             self._optimizer.step()
             self.loss = smooth(self.loss, value)
         else:
             self.skipped += 1
         self.step += 1
         return applied
+
+    def _add_gradients(self, batches: Sequence[Any], tokens: Sequence[int]) -> float:
+        """Forward and backward passes of a step; returns its loss, the mean over all tokens."""
+        total = sum(tokens)
+        losses = []
+        for batch, num_tokens in zip(batches, tokens, strict=True):
+            with autocast(self._config.precision, self._device):
+                loss = checked_loss(self._loss_of(self._module, batch))
+            if len(batches) > 1:
+                loss = loss * (num_tokens / total)
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._safepoint()
+            losses.append(loss.detach().float())
+        return torch.stack(losses).sum().item()

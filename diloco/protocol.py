@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, TypeAdapter, field_serializer
 
+from diloco.lr_schedule import ScheduleName
 from diloco.schema import CodecName, Count, Progress, Slot, SyncReport
 from service.wire import Wire
 
@@ -25,6 +26,8 @@ class WorkerConfig(Wire):
     workload: str | None = None
     """``MODULE:FACTORY``; None trains the byte GPT, which the next fields are for."""
     workload_options: dict[str, str] = Field(default_factory=dict)
+    hf_model: Path | None = None
+    """Directory of a causal LM to train in its place."""
     num_layers: int
     num_heads: int
     width: int
@@ -36,6 +39,13 @@ class WorkerConfig(Wire):
     warmup_steps: int
     weight_decay: float
     clip_norm: float
+    lr_schedule: ScheduleName = "constant"
+    decay_steps: int | None = None
+    min_lr: float = 0.0
+    accumulation_steps: int = 1
+    """Batches per inner step."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    activation_checkpointing: bool = False
     cores: tuple[int, ...]
     threads: int
     idle_priority: bool
@@ -52,6 +62,7 @@ class WorkerConfig(Wire):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     log_level: str = "info"
+    tensorboard: Path | None = None
     start_step: Count = 0
     """Inner steps that the slot took before: the data goes on from there."""
     start_tokens: Count = 0

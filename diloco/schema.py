@@ -184,6 +184,11 @@ class SyncReport(Wire):
     """Time that the sync kept the rank from inner steps, where they went on while the round was open; None: all."""
     detail: str = Field(default="", max_length=MAX_DETAIL)
 
+    @property
+    def kept_from_steps_s(self) -> float:
+        """Time that the sync kept the rank from inner steps."""
+        return max(0.0, self.finished_s - self.started_s if self.blocked_s is None else self.blocked_s)
+
 
 class TensorSpec(Wire):
     """One parameter of the model."""

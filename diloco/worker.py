@@ -19,18 +19,20 @@ import sys
 import time
 from collections import deque
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 import httpx
 import torch
 from pydantic import ValidationError
+from torch import nn
 
 from diloco.agreement import disagreements
 from diloco.byte_text import ByteText
 from diloco.codec import codec_named
 from diloco.exchange import Exchange, Pending
+from diloco.hf_causal_lm import HfCausalLM
 from diloco.inbox import Inbox, TransferThread
 from diloco.inner import InnerConfig, InnerLoop
 from diloco.island import Island
@@ -46,11 +48,20 @@ from diloco.protocol import (
     WorkerConfig,
 )
 from diloco.safepoint import Patience, Safepoint, YieldInterrupted, hooked, layers_of, open_gate, pass_by, spaced_out
+from diloco.scalars import open_scalars
 from diloco.scheduling import become_idle, lower_session, pin_to
 from diloco.schema import Phase, Progress, SyncOutcome, SyncReport, TrainerPhase
 from diloco.transport import SynchronizerClient
 from diloco.workload import Shard, Workload
-from diloco.workload_loading import build_module, build_optimizer, count_tokens, fault, load_workload, open_batches
+from diloco.workload_loading import (
+    build_checkpointed_module,
+    build_module,
+    build_optimizer,
+    count_tokens,
+    fault,
+    load_workload,
+    open_batches,
+)
 from service.client import client_options
 from service.errors import InputError, UnavailableError, WadilocoError
 from service.log import configure_logging
@@ -98,9 +109,10 @@ class Worker:
         self._events = events
         self._workload = open_workload(config)
         shard = Shard(slot=config.slot, num_shards=config.data_shards, seed=config.seed)
-        # One batch per inner step: the stream goes on where the slot left it.
-        self._batches = open_batches(self._workload, shard, position=config.start_step)
-        module = build_module(self._workload, seed=config.seed)
+        # As many batches per inner step, skipped ones too: the stream goes on where the slot left it.
+        position = config.start_step * config.accumulation_steps
+        self._batches = open_batches(self._workload, shard, position=position)
+        module = build_model(self._workload, config)
         self._island = Island(module, codec_named(config.codec))
         self._safepoint = self._open_safepoint(config.gate) if config.gate is not None else None
         self._inner = InnerLoop(
@@ -116,8 +128,8 @@ class Worker:
         self._exchange = Exchange(self._island, self._client, slot=config.slot)
         inbox.on_stop(self._client.cancel)
         self._tokens = config.start_tokens
-        self._batch: Any = None
-        """Taken from the stream, not yet trained on; None where there is none."""
+        self._taken: list[Any] = []
+        """Batches taken from the stream and not yet trained on."""
         self._update_norm: float | None = None
         self._step_times_s: list[float] = []
         self._recent_s: deque[float] = deque(maxlen=RECENT_STEPS)
@@ -129,6 +141,7 @@ class Worker:
         self._overlapped: OverlappedSync | None = None
         """The sync whose round is open while inner steps go on."""
         self._told: set[str] = set()
+        self._scalars = open_scalars(config, lr=lambda: self._inner.lr)
         self._phases = PhaseTeller(config.gate, slot=config.slot, waited=self._waited)
 
     def run(self) -> None:
@@ -139,6 +152,8 @@ class Worker:
             self._join_and_train()
         finally:
             self._phases.close()
+            if self._scalars is not None:
+                self._scalars.close()
 
     def _join_and_train(self) -> None:
         if not self._join():
@@ -162,7 +177,8 @@ class Worker:
         with hooked(layers, safepoint):
             self._train(until_steps=STEPS_TO_SPACE_OUT)
         step_s = min(self._running_s, default=0.0)
-        chosen = spaced_out(layers, step_s)
+        # Between two optimizer steps, the layers are passed once for each batch.
+        chosen = spaced_out(layers, step_s / self._config.accumulation_steps)
         logger.info("safepoints layers=%d of=%d step_ms=%.1f", len(chosen), len(layers), 1e3 * step_s)
         with hooked(chosen, safepoint):
             self._train()
@@ -230,13 +246,13 @@ class Worker:
         return self._overlapped.end.done() or self._inbox.paused or self._inbox.stop.is_set()
 
     def _take_step(self) -> None:
-        """One inner step, unless an order comes while it waits for the gate: then its batch is taken again."""
+        """One inner step, unless an order comes while it waits for the gate: then its batches are taken again."""
         started_s = time.perf_counter()
         waited_s = self._waited().total_s
         try:
             if self._safepoint is not None:
                 self._safepoint.start_step()
-            num_tokens = self._train_on_batch()
+            num_tokens = self._train_on_batches()
         except YieldInterrupted:
             return
         finally:
@@ -245,11 +261,11 @@ class Worker:
         self._recent_s.append(time.perf_counter() - started_s)
         self._step_times_s.append(self._recent_s[-1])
         self._running_s.append(self._recent_s[-1] - (self._waited().total_s - waited_s))
-        self._batch = None
+        self._taken = []
         self._tokens += num_tokens
         self._island.count_step(num_tokens)
 
-    def _train_on_batch(self) -> int:
+    def _train_on_batches(self) -> int:
         """Take the inner step; returns the tokens that it was applied to.
 
         Raises:
@@ -257,9 +273,10 @@ class Worker:
                 worker starts with the batch that failed: if it is the batch's fault, that worker finds out.
         """
         try:
-            self._batch = next(self._batches) if self._batch is None else self._batch
-            num_tokens = count_tokens(self._workload, self._batch)
-            return num_tokens if self._inner.take_step(self._batch) else 0
+            while len(self._taken) < self._config.accumulation_steps:
+                self._taken.append(next(self._batches))
+            tokens = [count_tokens(self._workload, batch) for batch in self._taken]
+            return sum(tokens) if self._inner.take_step(*self._taken, tokens=tokens) else 0
         except (WadilocoError, YieldInterrupted):
             raise
         except Exception as exc:
@@ -366,6 +383,8 @@ class Worker:
 
     def _emit(self, event: Event) -> None:
         emit(self._events, event, self._inbox)
+        if self._scalars is not None:
+            self._scalars.take(event)
 
 
 def emit(events: TextIO, event: Event, inbox: Inbox) -> None:
@@ -383,19 +402,27 @@ def model_size(config: WorkerConfig) -> ModelSize:
 
 
 def inner_config(config: WorkerConfig) -> InnerConfig:
-    return InnerConfig(
-        lr=config.lr,
-        warmup_steps=config.warmup_steps,
-        weight_decay=config.weight_decay,
-        clip_norm=config.clip_norm,
-    )
+    """The settings of the inner loop, by their names."""
+    return InnerConfig(**config.model_dump(include={field.name for field in fields(InnerConfig)} - {"betas"}))
 
 
 def open_workload(config: WorkerConfig) -> Workload[Any]:
-    """What the rank trains: the researcher's own, or the byte GPT."""
+    """What the rank trains: the researcher's own, a Hugging Face model, or the byte GPT."""
     if config.workload is not None:
         return load_workload(config.workload, config.workload_options)
+    if config.hf_model is not None:
+        return HfCausalLM(config.hf_model, data=config.data, context=config.context, batch_size=config.batch_size)
     return ByteText(model_size(config), data=config.data, batch_size=config.batch_size)
+
+
+def build_model(workload: Workload[Any], config: WorkerConfig) -> nn.Module:
+    """The model as it is trained.
+
+    Raises:
+        InputError: it cannot be built.
+    """
+    build = build_checkpointed_module if config.activation_checkpointing else build_module
+    return build(workload, seed=config.seed)
 
 
 def open_client(config: WorkerConfig) -> httpx.Client:

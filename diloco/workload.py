@@ -11,7 +11,7 @@ the samples of a data set.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -48,11 +48,12 @@ class Workload(ABC, Generic[B]):
 
     @abstractmethod
     def batches(self, shard: Shard, *, position: int) -> Iterator[B]:
-        """The batches ``position``, position + 1, … of the shard, without an end; one is taken per inner step."""
+        """The batches ``position``, position + 1, … of the shard, without an end; accumulation_steps of
+        them (1 unless the island is told otherwise) are taken per inner step."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: B) -> Tensor:
-        """What the step minimizes: a tensor of shape () with a gradient, the mean over the batch."""
+        """What the step minimizes: a tensor of shape () with a gradient, the mean over the batch's `count_tokens`."""
 
     @abstractmethod
     def count_tokens(self, batch: B) -> int:
@@ -65,3 +66,10 @@ class Workload(ABC, Generic[B]):
         and a step whose loss or gradient is not finite is left out. Its state is local, and begins anew with a worker.
         """
         return adamw(model, config)
+
+    def checkpointed_layers(self, model: nn.Module) -> Iterable[nn.Module]:
+        """The layers that ``--activation-checkpointing`` is for, none inside another; by default none: it is refused.
+
+        The blocks of a transformer, for example. A layer's forward must do the same when it is called again.
+        """
+        return ()

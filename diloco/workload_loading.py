@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from diloco.activation_checkpointing import checkpoint_activations
 from diloco.fragment import trainable
 from diloco.inner import InnerConfig
 from diloco.workload import Shard, Workload
@@ -82,6 +83,24 @@ def build_module(workload: Workload[Any], *, seed: int) -> nn.Module:
             )
     if not any(parameter.numel() for parameter in parameters.values()):
         raise refused("the model has no parameters to train", "set requires_grad on some")
+    return module
+
+
+def build_checkpointed_module(workload: Workload[Any], *, seed: int) -> nn.Module:
+    """As `build_module`, with the layers that the workload names under activation checkpointing.
+
+    Raises:
+        InputError: it names none, or something else.
+    """
+    module = build_module(workload, seed=seed)
+    with blamed("checkpointed_layers"):
+        layers = list(workload.checkpointed_layers(module))
+    if not layers or not all(isinstance(layer, nn.Module) for layer in layers):
+        raise refused(
+            "checkpointed_layers names no layers of the model",
+            "return its blocks there, use torch.utils.checkpoint in the model, or leave out --activation-checkpointing",
+        )
+    checkpoint_activations(layers)
     return module
 
 

@@ -8,6 +8,8 @@ from service.errors import UnavailableError
 
 EXTRAS = {
     "train": ("torch", "numpy", "safetensors"),
+    "hf": ("transformers",),
+    "tensorboard": ("tensorboard",),
     "replay": ("numpy", "matplotlib"),
     "export": ("pyarrow",),
     "postgres": ("sqlalchemy", "psycopg"),

@@ -9,11 +9,13 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from diloco.agent.dry_run_config import DryRunSettings
+from diloco.agent.inner_config import InnerSettings
 from diloco.protocol import SyncPriority
 from diloco.scheduling import MAX_CORES
 from diloco.schema import CodecName, Slot
 from service.peers import split_urls
-from service.settings import ServiceSettings, Url
+from service.settings import Url
 from sidecar.schema import Name
 
 Urls = Annotated[str, Field(pattern=r"^https?://[^\s/,]+[^\s,]*(,https?://[^\s/,]+[^\s,]*)*$")]
@@ -22,6 +24,8 @@ WorkloadName = Annotated[str, Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]
 
 BYTE_TEXT_OPTIONS = ("num_layers", "num_heads", "width", "context", "data", "batch_size")
 """Those of the built-in workload."""
+BYTE_GPT_OPTIONS = ("num_layers", "num_heads", "width")
+"""Those of its model."""
 
 
 def default_node() -> str:
@@ -29,7 +33,7 @@ def default_node() -> str:
     return re.sub(r"[^A-Za-z0-9._:/-]", "-", socket.gethostname()).lstrip("-._:/") or "localhost"
 
 
-class IslandSettings(ServiceSettings):
+class IslandSettings(InnerSettings, DryRunSettings):
     """An island of the run: its agent, and the rank worker that the agent supervises.
 
     All islands of a run need the same seed, workload or model, data and data_shards.
@@ -63,6 +67,9 @@ class IslandSettings(ServiceSettings):
     context, data and batch_size are for."""
     workload_options: dict[str, str] = Field(default_factory=dict)
     """Keyword arguments of the workload's factory, as strings; for example width=64,depth=2."""
+    hf_model: Path | None = None
+    """Directory of a Hugging Face causal LM to train in place of the byte GPT, on the same kind of data: its
+    config.json, and if they are there its weights (safetensors) and tokenizer. Nothing is downloaded."""
     num_layers: int = Field(default=4, ge=1, le=1024)
     """Transformer blocks."""
     num_heads: int = Field(default=4, ge=1, le=1024)
@@ -77,15 +84,6 @@ class IslandSettings(ServiceSettings):
     """Disjoint parts of the data, one per slot: at least as many as slots."""
     batch_size: int = Field(default=4, ge=1, le=1 << 16)
     """Sequences per inner step."""
-    lr: float = Field(default=1e-3, gt=0, le=1)
-    """Peak learning rate of AdamW."""
-    warmup_steps: int = Field(default=50, ge=0)
-    """Inner steps over which the learning rate rises to its peak."""
-    weight_decay: float = Field(default=0.1, ge=0, lt=1)
-    """Decoupled weight decay."""
-    clip_norm: float = Field(default=1.0, gt=0)
-    """Gradients with a larger norm are scaled down to it."""
-
     cores: tuple[Core, ...] = ()
     """Numbers of the CPU cores that the worker is pinned to, such as 0,1; by default it may use all."""
     threads: int = Field(default=1, ge=1, le=1024)
@@ -106,6 +104,9 @@ class IslandSettings(ServiceSettings):
     gate_trickle_s: float = Field(default=10.0, gt=0, le=3600)
     """Seconds per inner step of that trickle."""
 
+    tensorboard: Path | None = None
+    """Folder for TensorBoard: the worker writes loss, learning rate, tokens and norms, and bytes, blocked time and
+    staleness of each outer step, to a folder slot-N in it."""
     autonomous_deadline_s: float = Field(default=300.0, gt=0, le=86_400)
     """How long a sync that the island starts by itself, without a controller, waits for its round to close."""
     start_attempts: int = Field(default=3, ge=1, le=100)
@@ -125,11 +126,16 @@ class IslandSettings(ServiceSettings):
                 f"{foreign[0]} is an option of the built-in workload, not of {self.workload}: leave it out, or give"
                 " what the factory takes as workload_options"
             )
+        if self.workload is not None and self.hf_model is not None:
+            raise ValueError("workload and hf_model are two models: leave one of them out")
+        shape = [name for name in BYTE_GPT_OPTIONS if name in self.model_fields_set]
+        if self.hf_model is not None and shape:
+            raise ValueError(f"{shape[0]} is that of hf_model's config.json: leave it out")
         if self.workload is None and self.workload_options:
             raise ValueError("workload_options need a workload: give --workload MODULE:FACTORY")
         if self.width % self.num_heads:
             raise ValueError(f"width {self.width} must be a multiple of num_heads {self.num_heads}")
-        if self.controller is None and (self.slot is None or self.synchronizer is None):
+        if not self.dry_run and self.controller is None and (self.slot is None or self.synchronizer is None):
             raise ValueError("controller is not set: give its URL, or give both slot and synchronizer")
         if self.slot is not None and self.slot >= self.data_shards:
             raise ValueError(f"slot {self.slot} has no shard of the data: data_shards is {self.data_shards}")

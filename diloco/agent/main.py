@@ -13,7 +13,7 @@ from service.settings import load_settings
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train until a signal; returns 0 after a clean stop.
+    """Train until a signal; returns 0 after a clean stop, or after a dry run.
 
     Raises:
         WadilocoError: the settings cannot work on this host, or no worker could be started.
@@ -21,6 +21,10 @@ def main(argv: Sequence[str]) -> int:
     settings = load_settings(IslandSettings, argv)
     configure_logging(settings.log_level)
     check_host(settings)
+    if settings.dry_run:
+        from diloco.agent.dry_run import print_dry_run  # torch, which the agent itself needs not
+
+        return print_dry_run(settings)
     app, agent = build(settings)
     serve(app, settings)
     if agent.state.fatal is not None:

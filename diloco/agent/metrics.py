@@ -61,8 +61,7 @@ class IslandMetrics:
 
     def take_sync(self, report: SyncReport) -> None:
         self._syncs.labels(report.outcome.value).inc()
-        blocked_s = report.finished_s - report.started_s if report.blocked_s is None else report.blocked_s
-        self._sync_seconds.observe(max(0.0, blocked_s))
+        self._sync_seconds.observe(report.kept_from_steps_s)
         if report.staleness_weight is not None:
             self._staleness.observe(report.staleness)
         self._sync_bytes.labels("push").inc(report.bytes_pushed)

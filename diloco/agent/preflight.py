@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from diloco.agent.config import IslandSettings
 from diloco.corpus import check_corpus
+from diloco.hf_files import check_hf_model
 from diloco.scheduling import usable_cores
 from diloco.workload_source import check_workload
 from service.errors import ConfigError
@@ -14,16 +17,37 @@ def check_host(settings: IslandSettings) -> None:
     """See that this host has the packages, the data or the workload, and the cores.
 
     Raises:
-        UnavailableError: a package of the extra ``train`` is not installed.
-        InputError: the data does not exist or holds no text; the workload's module or factory does not exist.
-        ConfigError: a core does not exist, or is not this process's to use.
+        UnavailableError: a package of the extra ``train`` (or ``hf``, ``tensorboard``) is not installed.
+        InputError: the data does not exist or holds no text; the workload's module or factory, or the model's
+            directory, does not exist.
+        ConfigError: the folder for TensorBoard cannot be made; a core does not exist, or is not this process's to use.
     """
     require_extra("train")
+    if settings.tensorboard is not None:
+        check_tensorboard(settings.tensorboard)
     if settings.data:
         check_corpus(settings.data)
+    if settings.hf_model is not None:
+        check_hf_model(settings.hf_model)
     if settings.workload is not None:
         check_workload(settings.workload)
     check_cores(settings.cores)
+
+
+def check_tensorboard(directory: Path) -> None:
+    """See that scalars can be written there.
+
+    Raises:
+        UnavailableError: tensorboard is not installed.
+        ConfigError: the folder cannot be made.
+    """
+    require_extra("tensorboard")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise ConfigError(
+            f"cannot make {directory}: {exc.strerror or exc}", field="tensorboard", remedy="give a folder"
+        ) from exc
 
 
 def check_cores(cores: tuple[int, ...]) -> None:

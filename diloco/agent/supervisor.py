@@ -14,6 +14,7 @@ from diloco.agent.metrics import IslandMetrics
 from diloco.agent.process import WorkerProcess
 from diloco.agent.rules import backoff_s, deaths_in_a_row, request_timeout_s
 from diloco.agent.state import AgentState, Assignment
+from diloco.corpus import CorpusWatch
 from diloco.protocol import (
     Event,
     FailedEvent,
@@ -55,6 +56,7 @@ class Supervisor:
         self._worker: WorkerProcess | None = None
         self._failure: FailedEvent | None = None
         self._ever_ready = False
+        self._corpus = CorpusWatch(settings.data)
 
     def start_sync(self, command: SyncCommand) -> None:
         """Pass a sync on, as soon as a worker has joined the run: the other islands of the round wait for it."""
@@ -86,10 +88,14 @@ class Supervisor:
             last_slot = assignment.slot
             started_s = time.monotonic()
             try:
+                await asyncio.to_thread(self._corpus.check)
                 ended = await self._run_one(assignment, exit_event)
             except OSError as exc:
                 logger.warning("cannot start a worker error=%s", exc)
                 ended = Ended.DIED
+            except InputError as exc:
+                self._end_process(exc)
+                return
             if ended is not Ended.DIED:
                 continue
             self._state.restarts += 1
@@ -97,9 +103,7 @@ class Supervisor:
             start_failures = 0 if self._ever_ready else start_failures + 1
             fatal = self._give_up(start_failures)
             if fatal is not None:
-                self._state.fatal = fatal
-                # The signal ends the server loop; the entry point then raises the reason.
-                signal.raise_signal(signal.SIGTERM)
+                self._end_process(fatal)
                 return
             deaths = deaths_in_a_row(deaths, lived_s=time.monotonic() - started_s)
             self._metrics.restarts.inc()
@@ -108,6 +112,11 @@ class Supervisor:
             )
             logger.warning("restarting the worker step=%d pause_s=%.1f", self._state.progress.step, pause_s)
             await wait_for_exit(exit_event, pause_s)
+
+    def _end_process(self, reason: WadilocoError) -> None:
+        self._state.fatal = reason
+        # The signal ends the server loop; the entry point then raises the reason.
+        signal.raise_signal(signal.SIGTERM)
 
     async def _next_assignment(self, exit_event: asyncio.Event) -> Assignment | None:
         while not exit_event.is_set():
@@ -234,7 +243,7 @@ def _log_outer_step(report: SyncReport, *, loss: float | None) -> None:
     pushed_s = report.pushed_s
     logger.info(
         "outer step round=%d outcome=%s inner_steps=%d tokens=%d loss=%s update_norm=%s push_s=%s total_s=%.3f "
-        "autonomous=%s staleness=%d%s",
+        "blocked_s=%.3f bytes_pushed=%d bytes_pulled=%d autonomous=%s staleness=%d%s",
         report.round,
         report.outcome,
         report.inner_steps,
@@ -243,6 +252,9 @@ def _log_outer_step(report: SyncReport, *, loss: float | None) -> None:
         _shown(report.update_norm),
         _shown(pushed_s - report.started_s if pushed_s is not None else None),
         report.finished_s - report.started_s,
+        report.kept_from_steps_s,
+        report.bytes_pushed,
+        report.bytes_pulled,
         report.autonomous,
         report.staleness,
         f" detail={report.detail}" if report.detail else "",

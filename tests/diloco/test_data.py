@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from diloco.byte_text import ByteText
 from diloco.data import ShardOrder, TokenStream, load_corpus
+from diloco.model import ModelSize
+from diloco.workload import Shard
 from service.errors import InputError
 
 LENGTH = 7
@@ -83,6 +86,38 @@ def test_folder_without_text_is_refused(tmp_path: Path) -> None:
 def test_too_short_text_is_refused_with_the_size_it_needs(num_bytes: int) -> None:
     with pytest.raises(InputError, match=f"data: {num_bytes} bytes are too few.* 64 "):
         stream(corpus=CORPUS[:num_bytes], slot=3)
+
+
+def test_a_shard_with_fewer_sequences_than_slots_names_the_file_and_the_remedy(tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("x" * 50)
+    workload = ByteText(ModelSize(context=7), data=[short], batch_size=1)
+    with pytest.raises(InputError) as caught:
+        workload.batches(Shard(slot=12, num_shards=16, seed=0), position=0)
+    assert str(caught.value) == (
+        f"data: 52 bytes are too few in {short}: 16 shards need 128 for one batch each, and these make 6 sequences"
+        " (give more text, or lower data_shards, batch_size or context)"
+    )
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = tmp_path / "growing.txt"
+    text.write_text("whole")
+
+    def cut_then_read(path: Path) -> bytes:
+        path.write_text("wh")
+        return path.read_bytes()
+
+    monkeypatch.setattr("diloco.data.read_regular", cut_then_read)
+    with pytest.raises(InputError, match=r"growing\.txt changed while it was read: 2 bytes came, and it had 5 \(start"):
+        load_corpus([text])
+
+
+def test_the_third_epoch_is_another_order_of_the_same_samples_from_any_position() -> None:
+    epochs = [windows_of(stream(position=8 * epoch), 8) for epoch in range(3)]
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert len({frozenset(epoch) for epoch in epochs}) == 1
+    assert windows_of(stream(position=15), 2) == epochs[1][-2:] + epochs[2][:2]
 
 
 def test_slot_without_shard_is_refused() -> None:

@@ -7,21 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from diloco.inner import InnerConfig, InnerLoop, smooth, warmup_lr
-from diloco.model import ModelSize, build_model
+from diloco.inner import InnerConfig, InnerLoop, smooth
+from diloco.model import ModelSize, build_model, next_byte_loss
 from service.errors import InputError
 
 TINY = ModelSize(num_layers=1, num_heads=2, width=16, context=8)
 TOKENS = torch.arange(18).view(2, 9)
-
-
-@pytest.mark.parametrize(("step", "expected"), [(0, 0.1), (4, 0.5), (9, 1.0), (10, 1.0), (10_000, 1.0)])
-def test_learning_rate_rises_linearly_to_its_peak(step: int, expected: float) -> None:
-    assert warmup_lr(step, InnerConfig(lr=1.0, warmup_steps=10)) == pytest.approx(expected)
-
-
-def test_without_warm_up_the_first_step_has_the_peak_rate() -> None:
-    assert warmup_lr(0, InnerConfig(lr=0.5, warmup_steps=0)) == 0.5
 
 
 def test_smoothing_starts_at_the_first_value() -> None:
@@ -60,6 +51,8 @@ def squared_error(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 def test_any_loss_is_trained_on_and_clipped() -> None:
     module = nn.Linear(2, 1)
+    for parameter in module.parameters():
+        nn.init.zeros_(parameter)  # so small a difference between larger numbers would be rounded
     inner = InnerLoop(
         module,
         InnerConfig(clip_norm=1e-3),
@@ -82,6 +75,19 @@ def test_the_rates_of_an_own_optimizer_are_the_peaks_of_its_groups() -> None:
         inner.take_step(torch.ones(4, 2))
         rates.append([group["lr"] for group in optimizer.param_groups])
     assert rates == [[0.05, 0.2], [0.1, 0.4], [0.1, 0.4]]
+
+
+def test_a_decay_leaves_each_group_the_same_share_of_its_peak() -> None:
+    module = nn.Linear(2, 1)
+    groups = [{"params": [module.weight], "lr": 0.1}, {"params": [module.bias], "lr": 0.4}]
+    optimizer = torch.optim.SGD(groups, lr=1.0)
+    config = InnerConfig(lr=1.0, warmup_steps=1, lr_schedule="linear", decay_steps=3, min_lr=0.5)
+    inner = InnerLoop(module, config, loss=squared_error, optimizer=optimizer)
+    rates = []
+    for _ in range(4):
+        inner.take_step(torch.ones(4, 2))
+        rates.append([group["lr"] for group in optimizer.param_groups])
+    assert rates == [pytest.approx([0.1 * share, 0.4 * share]) for share in (1.0, 0.75, 0.5, 0.5)]
 
 
 @pytest.mark.parametrize(
@@ -111,3 +117,71 @@ def test_frozen_parameters_stay_and_a_nan_of_any_model_is_skipped() -> None:
     assert all(torch.equal(a, b) for a, b in zip(trained, module.parameters(), strict=True))
     assert torch.equal(first.weight, frozen)
     assert inner.skipped == 1
+
+
+def accumulated(*, config: InnerConfig, splits: list[int], steps: int = 4) -> nn.Module:
+    """A byte GPT trained on the same sequences in batches of the given sizes."""
+    module = build_model(TINY, seed=0)
+    inner = InnerLoop(module, config, loss=next_byte_loss)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        batches = torch.randint(256, (sum(splits), 9), generator=generator).split_with_sizes(splits)
+        assert inner.take_step(*batches, tokens=[batch[:, 1:].numel() for batch in batches])
+    return module
+
+
+@pytest.mark.parametrize("splits", [[2, 2, 2, 2], [5, 1, 2]])
+@pytest.mark.parametrize("clip_norm", [1e9, 1e-2])
+def test_gradients_of_small_batches_add_up_to_those_of_the_large_one(splits: list[int], clip_norm: float) -> None:
+    config = InnerConfig(warmup_steps=0, clip_norm=clip_norm)
+    whole, split = (accumulated(config=config, splits=each) for each in ([8], splits))
+    for a, b in zip(whole.parameters(), split.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+
+
+def test_batches_that_do_not_count_the_same_would_be_another_step() -> None:
+    def trained(tokens: list[int]) -> torch.Tensor:
+        module = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(module.weight)
+        config = InnerConfig(warmup_steps=0, clip_norm=1e9)
+        optimizer = torch.optim.SGD([*module.parameters()], lr=1.0)
+        inner = InnerLoop(module, config, loss=squared_error, optimizer=optimizer)
+        inner.take_step(torch.ones(3, 1), torch.zeros(1, 1), tokens=tokens)
+        return module.weight.detach()
+
+    # The gradient is -2 where the input is 1, and 0 where it is 0.
+    assert trained([3, 1]).item() == pytest.approx(1.5)
+    assert trained([]).item() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("spoilt", [0, 1, 2])
+def test_one_batch_that_is_not_finite_skips_the_whole_step(spoilt: int) -> None:
+    module = nn.Linear(2, 1)
+    inner = InnerLoop(module, InnerConfig(), loss=squared_error)
+    before = [p.clone() for p in module.parameters()]
+    batches = [torch.full((4, 2), float("nan") if index == spoilt else 1.0) for index in range(3)]
+    assert not inner.take_step(*batches)
+    assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+    assert (inner.step, inner.skipped, inner.loss) == (1, 1, None)
+    assert inner.take_step(*batches[:spoilt], *batches[spoilt + 1 :])
+
+
+def test_a_safepoint_after_each_batch_may_give_the_step_up_without_a_trace() -> None:
+    calls: list[int] = []
+
+    def interrupt() -> None:
+        calls.append(len(calls))
+        if len(calls) == 2:
+            raise InterruptedError
+
+    modules = [build_model(TINY, seed=0) for _ in range(2)]
+    straight = InnerLoop(modules[0], InnerConfig())
+    disturbed = InnerLoop(modules[1], InnerConfig(), safepoint=interrupt)
+    batches = [TOKENS, TOKENS + 1, TOKENS + 2]
+    with pytest.raises(InterruptedError):
+        disturbed.take_step(*batches)
+    assert disturbed.step == 0
+    assert disturbed.take_step(*batches)
+    assert straight.take_step(*batches)
+    assert len(calls) == 2 + 3
+    assert all(torch.equal(a, b) for a, b in zip(*(module.parameters() for module in modules), strict=True))

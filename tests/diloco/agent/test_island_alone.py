@@ -55,6 +55,20 @@ def test_sigterm_ends_agent_and_worker_cleanly(serve: Serve, run_island: RunIsla
     assert "code=0 why=stopped" in island.log()
 
 
+def test_a_worker_is_not_restarted_on_other_text(
+    serve: Serve, run_island: RunIsland, corpus: Path, tmp_path: Path
+) -> None:
+    island = run_island(*alone(serve(tmp_path / "sync")))
+    pid = island.until_status(lambda s: s.worker_ready).worker_pid
+    whole = corpus.stat().st_size
+    os.truncate(corpus, 5000)
+    os.kill(pid, signal.SIGKILL)
+    assert island.finish(60) == 2
+    assert f"wadiloco island: data: {corpus} has 5000 bytes and had {whole}, so " in island.lines[-1]
+    assert "put it back" in island.lines[-1]
+    assert island.log().count("worker started") == 1
+
+
 def test_a_killed_worker_is_restarted_and_goes_on_from_its_step(
     serve: Serve, run_island: RunIsland, tmp_path: Path
 ) -> None:

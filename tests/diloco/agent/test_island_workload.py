@@ -107,9 +107,13 @@ def test_the_example_trains_on_two_islands_until_its_loss_has_fallen(
         assert island.terminate() == 0
 
 
-def test_a_restarted_worker_goes_on_with_the_next_batch(serve: Serve, run_own: RunIsland, tmp_path: Path) -> None:
+@pytest.mark.parametrize("per_step", [1, 3])
+def test_a_restarted_worker_goes_on_with_the_next_batch(
+    serve: Serve, run_own: RunIsland, tmp_path: Path, per_step: int
+) -> None:
     (tmp_path / "mine.py").write_text(NOTED)
-    island = run_own("mine:Noted", "--slot", "0", "--synchronizer", serve(tmp_path / "sync"), cwd=tmp_path)
+    options = ("--slot", "0", "--synchronizer", serve(tmp_path / "sync"), "--accumulation-steps", str(per_step))
+    island = run_own("mine:Noted", *options, cwd=tmp_path)
     island.until_progress(lambda p: p.step > 50)
     first_pid = island.status().worker_pid
     assert first_pid is not None
@@ -126,7 +130,8 @@ def test_a_restarted_worker_goes_on_with_the_next_batch(serve: Serve, run_own: R
     before, after = taken.values()
     assert before == list(range(len(before)))
     assert after == list(range(after[0], after[0] + len(after)))
-    assert 50 < after[0] <= len(before)
+    assert 50 * per_step < after[0] <= len(before)
+    assert after[0] % per_step == 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,223 @@
+"""``wadiloco island --dry-run``: what the island would take, from the model itself, without a word on the network."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from diloco.agent.config import IslandSettings
+from diloco.bandwidth import bytes_per_s
+from diloco.codec import codec_named
+from diloco.footprint import Footprint, Memory, StepTime, fragment_syncs, sync_memory
+from diloco.fragment import trainable
+from diloco.inner import InnerLoop
+from diloco.protocol import WorkerConfig
+from diloco.scheduling import pin_to
+from diloco.worker import build_model, inner_config, open_workload
+from diloco.workload import Shard, Workload
+from diloco.workload_loading import blamed, build_optimizer, count_tokens, fault, open_batches
+from service.errors import WadilocoError
+
+PULL_CODEC = "fp32"
+FROM_KILOBYTES = 1 if sys.platform == "darwin" else 1024
+"""Unit of getrusage's ru_maxrss."""
+
+
+def print_dry_run(settings: IslandSettings) -> int:
+    """Print the footprint of the island that the settings describe; returns the exit code.
+
+    Raises:
+        WadilocoError: what would also end its worker at the start.
+    """
+    footprint = measure(settings)
+    sys.stdout.write(footprint.model_dump_json(indent=2) + "\n" if settings.as_json else describe(footprint))
+    return 0
+
+
+def measure(settings: IslandSettings) -> Footprint:
+    """Build everything but the connections, and count it.
+
+    Raises:
+        WadilocoError: the model, its optimizer or its data cannot be made; a step fails.
+    """
+    config = worker_config(settings)
+    pin_to(config.cores)
+    torch.set_num_threads(config.threads)
+    workload = open_workload(config)
+    module = build_model(workload, config)
+    optimizer = build_optimizer(workload, module, inner_config(config))
+    batches = open_batches(
+        workload, Shard(slot=config.slot, num_shards=config.data_shards, seed=config.seed), position=0
+    )
+    first = [next(batches) for _ in range(config.accumulation_steps)]
+    trained = sum(parameter.numel() for parameter in trainable(module).values())
+    codec, pull = codec_named(settings.codec), codec_named(PULL_CODEC)
+    # The whole model is one fragment.
+    fragments = fragment_syncs([trained], push=codec, pull=pull, bytes_per_s=bytes_per_s(settings.bandwidth))
+    memory = _memory(module, optimizer, *sync_memory(trained, codec))
+    return Footprint(
+        model=model_name(settings),
+        num_parameters=sum(parameter.numel() for parameter in module.parameters()),
+        num_trained=trained,
+        tokens_per_step=sum(count_tokens(workload, batch) for batch in first),
+        memory=memory,
+        memory_total=memory.total,
+        codec=codec.name,
+        pull_codec=pull.name,
+        bandwidth=settings.bandwidth,
+        fragments=fragments,
+        push_bytes=sum(fragment.push_bytes for fragment in fragments),
+        pull_bytes=sum(fragment.pull_bytes for fragment in fragments),
+        sync_s=sum(fragment.push_s + fragment.pull_s for fragment in fragments),
+        step=_time_steps(workload, module, optimizer, batches, config, settings.dry_run_steps),
+    )
+
+
+def worker_config(settings: IslandSettings) -> WorkerConfig:
+    """What the agent would start its worker with, for the first slot if none is given."""
+    names = WorkerConfig.model_fields.keys() & type(settings).model_fields.keys()
+    chosen = {name: getattr(settings, name) for name in names}
+    return WorkerConfig.model_validate(
+        chosen | {"slot": settings.slot or 0, "synchronizer_url": settings.synchronizer or "", "timeout_s": 1.0}
+    )
+
+
+def model_name(settings: IslandSettings) -> str:
+    if settings.workload is not None:
+        return settings.workload
+    return "byte GPT" if settings.hf_model is None else str(settings.hf_model)
+
+
+def _memory(module: nn.Module, optimizer: Optimizer, sync_held: int, sync_peak: int) -> Memory:
+    _fill_state(module, optimizer)
+    return Memory(
+        parameters=_num_bytes(module.parameters()),
+        buffers=_num_bytes(module.buffers()),
+        gradients=_num_bytes(trainable(module).values()),
+        optimizer=_num_bytes(_tensors(optimizer.state.values())),
+        sync_held=sync_held,
+        sync_peak=sync_peak,
+    )
+
+
+def _fill_state(module: nn.Module, optimizer: Optimizer) -> None:
+    """Have the optimizer make its state, whatever its kind, with a step that moves nothing."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for parameter in trainable(module).values():
+        parameter.grad = torch.zeros_like(parameter)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    with blamed("a step of the optimizer"):
+        optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _tensors(state: Any) -> Iterator[Tensor]:
+    """All tensors in a nest of dicts and lists."""
+    if isinstance(state, Tensor):
+        yield state
+        return
+    if isinstance(state, dict):
+        state = state.values()
+    if isinstance(state, Iterable) and not isinstance(state, str):
+        for part in state:
+            yield from _tensors(part)
+
+
+def _num_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _time_steps(
+    workload: Workload[Any],
+    module: nn.Module,
+    optimizer: Optimizer,
+    batches: Iterator[Any],
+    config: WorkerConfig,
+    steps: int,
+) -> StepTime | None:
+    """Wall times of inner steps after one that warms up; None for none."""
+    if not steps:
+        return None
+    inner = InnerLoop(module, inner_config(config), loss=workload.loss, optimizer=optimizer)
+    times, counts = [], []
+    try:
+        for _ in range(1 + steps):
+            started_s = time.perf_counter()
+            taken = [next(batches) for _ in range(config.accumulation_steps)]
+            tokens = [count_tokens(workload, batch) for batch in taken]
+            inner.take_step(*taken, tokens=tokens)
+            times.append(time.perf_counter() - started_s)
+            counts.append(sum(tokens))
+    except WadilocoError:
+        raise
+    except Exception as exc:
+        raise fault(exc, "an inner step") from exc
+    del times[0], counts[0]
+    return StepTime(
+        steps=steps,
+        median_s=statistics.median(times),
+        shortest_s=min(times),
+        tokens_per_s=sum(counts) / sum(times),
+        peak_rss_bytes=FROM_KILOBYTES * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    )
+
+
+def describe(footprint: Footprint) -> str:
+    """The footprint for people, one line each."""
+    memory = footprint.memory
+    rows = [
+        ("model", footprint.model),
+        ("parameters", f"{footprint.num_parameters:,}, of which {footprint.num_trained:,} are trained and travel"),
+        ("tokens per step", f"{footprint.tokens_per_step:,}"),
+        *((name, size(getattr(memory, field))) for name, field in MEMORY_ROWS),
+        ("memory in all", f"{size(footprint.memory_total)} at most, activations and libraries aside"),
+        ("push", f"{size(footprint.push_bytes)} per outer sync ({footprint.codec})"),
+        ("pull", f"{size(footprint.pull_bytes)} per outer sync ({footprint.pull_codec})"),
+        ("time of both", f"{footprint.sync_s:.3f} s at {footprint.bandwidth}, without latency or waiting for others"),
+    ]
+    if len(footprint.fragments) > 1:
+        rows += [
+            (
+                f"fragment {each.fragment}",
+                f"{each.num_values:,} values, push {size(each.push_bytes)} in {each.push_s:.3f} s,"
+                f" pull {size(each.pull_bytes)} in {each.pull_s:.3f} s",
+            )
+            for each in footprint.fragments
+        ]
+    if footprint.step is not None:
+        step = footprint.step
+        rows += [
+            ("inner step", f"{step.median_s:.4f} s (median of {step.steps}), {step.tokens_per_s:,.0f} tokens/s"),
+            ("memory so far", f"{size(step.peak_rss_bytes)} resident at most, with libraries, data and activations"),
+        ]
+    return "".join(f"{name:<16} {text}\n" for name, text in rows)
+
+
+MEMORY_ROWS = (
+    ("  weights", "parameters"),
+    ("  buffers", "buffers"),
+    ("  gradients", "gradients"),
+    ("  optimizer", "optimizer"),
+    ("  sync, always", "sync_held"),
+    ("  sync, at most", "sync_peak"),
+)
+
+
+def size(num_bytes: float) -> str:
+    """In units of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} TB"

@@ -1,0 +1,107 @@
+"""What an island takes before it is started: memory, bytes of an outer sync, time of these on a given link. Arithmetic.
+
+With P trained values, c(P) bytes of the codec, and 4 bytes per fp32 value:
+
+    held between syncs      global parameters, scratch, incoming ones       12P       (+ 4P owed, with a lossy codec)
+    more, during one        local parameters as they were sent              4P        (+ 8P encoding, + c(P))
+
+An fp32 contribution shares the memory of these local parameters. Activations are not in it: measure steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from diloco.codec import FP32_BYTES, Codec
+from diloco.schema import CodecName
+from service.wire import Wire
+
+
+class Memory(Wire):
+    """Bytes on the island, activations and libraries aside."""
+
+    parameters: int
+    """Frozen ones too."""
+    buffers: int
+    gradients: int
+    optimizer: int
+    sync_held: int
+    """The sync's buffers, all the time."""
+    sync_peak: int
+    """What a sync has beside these while it lasts."""
+
+    @property
+    def total(self) -> int:
+        """At most, during a sync; gradients may be there meanwhile."""
+        return self.parameters + self.buffers + self.gradients + self.optimizer + self.sync_held + self.sync_peak
+
+
+class FragmentSync(Wire):
+    """One fragment's way through an outer sync."""
+
+    fragment: int
+    num_values: int
+    push_bytes: int
+    """Contribution, encoded."""
+    pull_bytes: int
+    """New global parameters."""
+    push_s: float
+    """On a link of its own, without latency."""
+    pull_s: float
+
+
+class StepTime(Wire):
+    """Inner steps as they were measured."""
+
+    steps: int
+    median_s: float
+    shortest_s: float
+    tokens_per_s: float
+    peak_rss_bytes: int
+    """Of the whole process, with libraries and data."""
+
+
+class Footprint(Wire):
+    """What ``wadiloco island --dry-run`` tells."""
+
+    model: str
+    num_parameters: int
+    num_trained: int
+    tokens_per_step: int
+    memory: Memory
+    memory_total: int
+    codec: CodecName
+    pull_codec: CodecName
+    bandwidth: str
+    fragments: tuple[FragmentSync, ...]
+    """All of them sync in one outer step."""
+    push_bytes: int
+    pull_bytes: int
+    sync_s: float
+    """Push and pull one after the other, on a link of its own: no latency, no waiting for other islands."""
+    step: StepTime | None = None
+
+
+def sync_memory(num_values: int, codec: Codec) -> tuple[int, int]:
+    """Bytes that the sync's buffers take between syncs, and how many more during one."""
+    whole = FP32_BYTES * num_values
+    if codec.carries_parameters:
+        return 3 * whole, whole
+    return 4 * whole, 3 * whole + codec.num_bytes(num_values)
+
+
+def fragment_syncs(
+    num_values: Sequence[int], *, push: Codec, pull: Codec, bytes_per_s: float
+) -> tuple[FragmentSync, ...]:
+    """The outer sync of a model whose fragments have so many values each."""
+    return tuple(
+        FragmentSync(
+            fragment=fragment,
+            num_values=count,
+            push_bytes=push.num_bytes(count),
+            pull_bytes=pull.num_bytes(count),
+            push_s=push.num_bytes(count) / bytes_per_s,
+            pull_s=pull.num_bytes(count) / bytes_per_s,
+        )
+        for fragment, count in enumerate(num_values)
+    )
