@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from diloco.errors import RoundClosedError
-from diloco.fragment import manifest_of, num_bytes
+from diloco.fragment import manifest_of
 from diloco.island import Contribution, Island, NonFiniteError
 from diloco.protocol import SyncCommand
 from diloco.schema import MAX_DETAIL, OuterState, SyncOutcome, SyncReport
-from diloco.transport import SynchronizerClient
+from diloco.transport import Held, SynchronizerClient
 from service.errors import UnavailableError, WadilocoError
 
 
@@ -37,6 +37,7 @@ class Tally:
     pushed_s: float | None = None
     bytes_pushed: int = 0
     bytes_pulled: int = 0
+    state_mismatches: int = 0
     staleness: int = 0
     staleness_weight: float | None = None
 
@@ -70,7 +71,6 @@ class Exchange:
         self._client = client
         self._slot = slot
         self._incoming = torch.empty_like(island.global_flat)
-        self._pull_bytes = num_bytes(manifest_of(island.module))
         self._offered: Contribution | None = None
         """Contribution whose push ended without an answer: it may have arrived."""
         self.outer_state: OuterState | None = None
@@ -149,6 +149,7 @@ class Exchange:
             finished_s=time.time(),
             bytes_pushed=tally.bytes_pushed,
             bytes_pulled=tally.bytes_pulled,
+            state_mismatches=tally.state_mismatches,
             inner_steps=tally.inner_steps,
             tokens=tally.tokens,
             update_norm=tally.update_norm,
@@ -270,6 +271,11 @@ class Exchange:
 
     def _pull(self, version: int, command: SyncCommand, tally: Tally) -> int:
         deadline_s = max(command.deadline_s, time.time() + command.pull_grace_s)
-        version = self._client.pull(version, self._incoming, deadline_s=deadline_s)
-        tally.bytes_pulled += self._pull_bytes
-        return version
+        island, client = self._island, self._client
+        before, mismatches = client.bytes_pulled, client.mismatches
+        held = Held(version=island.version, parameters=island.global_flat)
+        try:
+            return client.pull(version, self._incoming, deadline_s=deadline_s, held=held)
+        finally:
+            tally.bytes_pulled += client.bytes_pulled - before
+            tally.state_mismatches += client.mismatches - mismatches
