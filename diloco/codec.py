@@ -61,15 +61,17 @@ class Codec(ABC):
     def num_bytes(self, num_values: int) -> int:
         """Size of so many values, encoded."""
 
-    def encode(self, flat: Tensor) -> Tensor:
+    def encode(self, flat: Tensor, *, out: Tensor | None = None) -> Tensor:
         """The bytes (uint8, 1-d) of a contiguous 1-d fp32 vector; they may share its memory.
+
+        They are written to ``out``, of `num_bytes`, where that is given and they do not.
 
         Raises:
             InputError: a value is NaN, infinite, or beyond `MAX_ABS`.
         """
         if flat.dtype != torch.float32 or flat.dim() != 1:
             raise ValueError(f"codecs take 1-d fp32 vectors, this one is {flat.dim()}-d {flat.dtype}")
-        return self._encode(flat.detach().contiguous())
+        return self._encode(flat.detach().contiguous(), out)
 
     def decode(self, payload: Tensor, num_values: int) -> Tensor:
         """The fp32 vector that the bytes stand for; it may share their memory.
@@ -95,7 +97,7 @@ class Codec(ABC):
         return out
 
     @abstractmethod
-    def _encode(self, flat: Tensor) -> Tensor: ...
+    def _encode(self, flat: Tensor, out: Tensor | None) -> Tensor: ...
 
     @abstractmethod
     def _decode(self, payload: Tensor, num_values: int) -> Tensor: ...
@@ -113,7 +115,7 @@ class Fp32Codec(Codec):
     def num_bytes(self, num_values: int) -> int:
         return FP32_BYTES * num_values
 
-    def _encode(self, flat: Tensor) -> Tensor:
+    def _encode(self, flat: Tensor, out: Tensor | None) -> Tensor:
         for start, part in _chunks(flat):
             _require_encodable(part, start)
         return flat.view(torch.uint8)
@@ -133,8 +135,8 @@ class Bf16Codec(Codec):
     def num_bytes(self, num_values: int) -> int:
         return BF16_BYTES * num_values
 
-    def _encode(self, flat: Tensor) -> Tensor:
-        payload = new_bytes(self.num_bytes(flat.numel()))
+    def _encode(self, flat: Tensor, out: Tensor | None) -> Tensor:
+        payload = new_bytes(self.num_bytes(flat.numel())) if out is None else out
         rounded = payload.view(torch.bfloat16)
         for start, part in _chunks(flat):
             _require_encodable(part, start)
@@ -167,8 +169,8 @@ class BlockCodec(Codec):
     def _num_code_bytes(self, num_values: int) -> int:
         return ceil(num_values * self._bits / 8)
 
-    def _encode(self, flat: Tensor) -> Tensor:
-        payload = new_bytes(self.num_bytes(flat.numel()))
+    def _encode(self, flat: Tensor, out: Tensor | None) -> Tensor:
+        payload = new_bytes(self.num_bytes(flat.numel())) if out is None else out
         scales, codes = self._parts(payload, flat.numel())
         scratch = torch.empty(min(flat.numel() + BLOCK, CHUNK))
         for start, part in _chunks(flat):
