@@ -1,7 +1,8 @@
 """Client of the synchronizer, for the sync thread of a rank: synchronous, resumable, every wait ends at its deadline.
 
 Deadlines are Unix times. Until its deadline an operation survives refused connections, restarts of the synchronizer and
-5xx answers; an upload goes on at the byte that the synchronizer has.
+5xx answers; an upload goes on at the byte that the synchronizer has. Beside a server, chunks go in its lulls where the
+time allows (`diloco.lull`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, NoReturn, TypeVar
 
 import httpx
@@ -40,6 +42,7 @@ from diloco.errors import (
     VersionGoneError,
 )
 from diloco.fragment import first_difference, wire_bytes
+from diloco.lull import Lulls, longest_wait_s
 from diloco.schema import (
     CHUNK_BYTES,
     CODECS_HEADER,
@@ -82,8 +85,11 @@ class SynchronizerClient:
     request.
     """
 
-    def __init__(self, http: httpx.Client, *, fragment: int = 0) -> None:
+    def __init__(self, http: httpx.Client, *, fragment: int = 0, lulls: Lulls | None = None) -> None:
         self._http = http
+        self._lulls = lulls
+        self._chunk_s: float | None = None
+        """What the last chunk took."""
         self._fragment = f"/v1/fragments/{fragment}"
         self._contributions = f"fragments/{fragment}/contributions"
         self._cancelled = threading.Event()
@@ -206,8 +212,11 @@ class SynchronizerClient:
     def _pull_generation(self, version: int, out: Tensor, held: Held | None, *, deadline_s: float) -> None:
         params = {"version": version} | ({} if held is None else {"base_version": held.version})
         incoming: Incoming | None = None
+        num_bytes_at_most = len(wire_bytes(out))
         start = 0
         while incoming is None or start < len(incoming.buffer):
+            num_bytes = len(incoming.buffer) if incoming is not None else num_bytes_at_most
+            began_s = self._await_lull(left_bytes=num_bytes - start, in_time_s=deadline_s)
             response = self._request(
                 "GET",
                 self._fragment,
@@ -215,6 +224,7 @@ class SynchronizerClient:
                 params=params,
                 headers={"Range": f"bytes={start}-{start + CHUNK_BYTES - 1}"},
             )
+            self._chunk_s = time.monotonic() - began_s
             data = response.content
             self.bytes_pulled += len(data)
             codecs = parse_chain(response.headers.get(CODECS_HEADER, ""))
@@ -250,6 +260,9 @@ class SynchronizerClient:
         whole_digest = format_digest(sha256(*pieces))
         start = 0
         backoff = Backoff()
+        now_s = time.time()
+        # What comes after an upload needs its time too.
+        in_time_s = min(close_by_s, deadline_s) if close_by_s is not None else now_s + (deadline_s - now_s) / 2
         while True:
             if start >= total:
                 # All bytes are there but could not be completed, as on a full disk: the last chunk asks again.
@@ -262,10 +275,12 @@ class SynchronizerClient:
                 "Content-Digest": format_digest(sha256(chunk)),
                 "Repr-Digest": whole_digest,
             }
+            began_s = self._await_lull(left_bytes=total - start, in_time_s=in_time_s)
             left = {} if close_by_s is None else {"closes_in_s": max(close_by_s - time.time(), 0.0)}
             response = self._request(
                 "PUT", path, deadline_s=deadline_s, params={**params, **left}, headers=headers, content=chunk
             )
+            self._chunk_s = time.monotonic() - began_s
             reply = _parse(reply_model, response)
             if reply.complete:
                 return reply
@@ -274,6 +289,18 @@ class SynchronizerClient:
             else:
                 self._pause(backoff.next_s(), deadline_s, "the upload does not advance")
             start = reply.received_bytes
+
+    def _await_lull(self, *, left_bytes: int, in_time_s: float) -> float:
+        """Wait for a lull, if the time until ``in_time_s`` allows, before a chunk of the ``left_bytes`` that are left.
+
+        Returns when the chunk begins, on the clock of `_chunk_s`.
+        """
+        if self._lulls is not None:
+            longest_s = longest_wait_s(
+                in_time_s - time.time(), num_chunks=ceil(left_bytes / CHUNK_BYTES), chunk_s=self._chunk_s
+            )
+            self._lulls.wait(longest_s, pause=self._cancelled.wait)
+        return time.monotonic()
 
     def _request(
         self, method: str, path: str, *, deadline_s: float, extra_wait_s: float = 0.0, **arguments: Any

@@ -35,6 +35,7 @@ from diloco.exchange import Exchange
 from diloco.inbox import Inbox, TransferThread
 from diloco.inner import InnerConfig, InnerLoop
 from diloco.island import Island
+from diloco.lull import Lulls
 from diloco.model import ModelSize, count_parameters
 from diloco.phase import PhaseTeller, Waited
 from diloco.protocol import (
@@ -111,7 +112,9 @@ class Worker:
             optimizer=build_optimizer(self._workload, module, inner_config(config)),
         )
         self._inner.skipped = config.start_skipped
-        self._client = SynchronizerClient(http)
+        # A reader of its own: the transfer thread asks while the inner loop does.
+        lulls = Lulls(open_gate(config.gate), clock=time.monotonic) if config.gate is not None else None
+        self._client = SynchronizerClient(http, lulls=lulls)
         self._exchange = Exchange(self._island, self._client, slot=config.slot)
         inbox.on_stop(self._client.cancel)
         self._boundary = StepBoundary(inbox.stop)
