@@ -1,8 +1,8 @@
 """Transfers beside a server go between its requests: before each chunk they wait for a lull, while there is time.
 
 Of the time that is left before the deadline, the chunks that are left need some, taken as `MARGIN` times what the last
-one took, or as half of all while that is not known. All waits together may take `SHARE` of the rest, one as much as
-another:
+one took, or as half of all while that is not known. The rest is shared out among them, and each may wait for a part of
+its own share:
 
     wait at most  SHARE · (left - MARGIN · chunks · last chunk) / chunks
 
@@ -18,7 +18,8 @@ POLL_S = 0.002
 MARGIN = 2.0
 UNKNOWN_SHARE = 0.5
 SHARE = 0.25
-"""The other islands of the round wait too, and a server that never rests must not cost it."""
+"""The other islands of the round wait too. Beside a server that never rests one chunk waits for a quarter of the spare
+time, ten together for half of it."""
 
 
 class GateState(Protocol):

@@ -21,7 +21,17 @@ from diloco.exchange import Exchange, Pending
 from diloco.fragment import flatten_module, unflatten_into, wire_bytes
 from diloco.island import Island
 from diloco.protocol import SyncCommand
-from diloco.schema import CHUNK_BYTES, CodecName, FragmentState, Manifest, SyncOutcome, SyncReport, TensorSpec
+from diloco.schema import (
+    CHUNK_BYTES,
+    CODECS_HEADER,
+    RESULT_HEADER,
+    CodecName,
+    FragmentState,
+    Manifest,
+    SyncOutcome,
+    SyncReport,
+    TensorSpec,
+)
 from diloco.synchronizer.config import SynchronizerSettings
 from diloco.synchronizer.generation import path_of
 from diloco.transport import Held, SynchronizerClient
@@ -284,6 +294,27 @@ def test_deltas_of_several_chunks_arrive_in_order(serve: Serve, connect: Connect
     assert client.bytes_pulled == 2 * size > CHUNK_BYTES
     client.pull(1, whole, deadline_s=soon())
     assert torch.equal(moved.view(torch.int32), whole.view(torch.int32))
+
+
+def test_the_answer_says_what_it_is_and_the_metrics_what_it_lacks(
+    serve: Serve, connect: Connect, tmp_path: Path
+) -> None:
+    member = Member(connect(serve(tmp_path, quorum=1, pull_codec="int4", **SETTINGS)))
+    assert member.client.state(deadline_s=soon()).pull_codec == "int4"
+    member.train(1)
+    member.sync()
+    http = member.client._http
+    delta = http.get("/v1/fragments/0", params={"version": 1, "base_version": 0})
+    assert (delta.headers[CODECS_HEADER], len(delta.content)) == ("int4", CODECS["int4"].num_bytes(SIZE))
+    assert "Repr-Digest" not in delta.headers
+    for params in ({"version": 1}, {"version": 1, "base_version": 1}, {"version": 1, "base_version": 7}):
+        whole = http.get("/v1/fragments/0", params=params)
+        assert CODECS_HEADER not in whole.headers
+        assert whole.headers["Repr-Digest"] == delta.headers[RESULT_HEADER]
+        assert whole.content == bytes(wire_bytes(member.island.global_flat))
+    name = 'wadiloco_synchronizer_pull_residual_norm{fragment="0"}'
+    told = next(float(line.split()[1]) for line in http.get("/metrics").text.splitlines() if line.startswith(name))
+    assert told == pytest.approx(float((exact_of(tmp_path, 1) - member.island.global_flat).norm()), rel=1e-4)
 
 
 def test_with_fp32_generations_are_the_files_that_they_were(serve: Serve, connect: Connect, tmp_path: Path) -> None:
