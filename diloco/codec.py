@@ -19,7 +19,8 @@ Codes are stored as code + Q + 1, without sign: int4 puts two in a byte, the ear
 come first, then all codes; the last block may be short. Bytes are little-endian.
 
 ``fp32`` carries local parameters, the others the pseudo-gradient: differences of parameters survive few bits,
-parameters do not (see `diloco.feedback` for what becomes of that which is lost).
+parameters do not (see `diloco.feedback` for what becomes of that which is lost). For the same reason new global
+parameters travel as their difference from the ones before, where they do not travel as fp32 (see `diloco.delta`).
 """
 
 from __future__ import annotations
@@ -60,15 +61,17 @@ class Codec(ABC):
     def num_bytes(self, num_values: int) -> int:
         """Size of so many values, encoded."""
 
-    def encode(self, flat: Tensor) -> Tensor:
+    def encode(self, flat: Tensor, *, out: Tensor | None = None) -> Tensor:
         """The bytes (uint8, 1-d) of a contiguous 1-d fp32 vector; they may share its memory.
+
+        They are written to ``out``, of `num_bytes`, where that is given and they do not.
 
         Raises:
             InputError: a value is NaN, infinite, or beyond `MAX_ABS`.
         """
         if flat.dtype != torch.float32 or flat.dim() != 1:
             raise ValueError(f"codecs take 1-d fp32 vectors, this one is {flat.dim()}-d {flat.dtype}")
-        return self._encode(flat.detach().contiguous())
+        return self._encode(flat.detach().contiguous(), out)
 
     def decode(self, payload: Tensor, num_values: int) -> Tensor:
         """The fp32 vector that the bytes stand for; it may share their memory.
@@ -76,20 +79,31 @@ class Codec(ABC):
         Raises:
             InputError: there are not as many bytes as so many values take.
         """
-        expected = self.num_bytes(num_values)
-        if payload.numel() != expected:
-            raise InputError(
-                f"{num_values} values take {expected} bytes as {self.name}, there are {payload.numel()}",
-                field="payload",
-                remedy="encode the same model with the codec that is named",
-            )
+        if payload.numel() != self.num_bytes(num_values):
+            raise _wrong_size(self, payload, num_values)
         return self._decode(payload.contiguous(), num_values)
 
+    def accumulate(self, payload: Tensor, out: Tensor, *, alpha: float = 1.0) -> Tensor:
+        """Add ``alpha`` times the decoded vector to ``out``, with no memory for the whole of it; returns ``out``.
+
+        Value for value it is ``out.add_(decode(payload), alpha=alpha)``, the same on every machine for ``alpha`` ±1.
+
+        Raises:
+            InputError: there are not as many bytes as so many values take.
+        """
+        if payload.numel() != self.num_bytes(out.numel()):
+            raise _wrong_size(self, payload, out.numel())
+        self._accumulate(payload.contiguous(), out, alpha)
+        return out
+
     @abstractmethod
-    def _encode(self, flat: Tensor) -> Tensor: ...
+    def _encode(self, flat: Tensor, out: Tensor | None) -> Tensor: ...
 
     @abstractmethod
     def _decode(self, payload: Tensor, num_values: int) -> Tensor: ...
+
+    @abstractmethod
+    def _accumulate(self, payload: Tensor, out: Tensor, alpha: float) -> None: ...
 
 
 class Fp32Codec(Codec):
@@ -101,13 +115,16 @@ class Fp32Codec(Codec):
     def num_bytes(self, num_values: int) -> int:
         return FP32_BYTES * num_values
 
-    def _encode(self, flat: Tensor) -> Tensor:
+    def _encode(self, flat: Tensor, out: Tensor | None) -> Tensor:
         for start, part in _chunks(flat):
             _require_encodable(part, start)
         return flat.view(torch.uint8)
 
     def _decode(self, payload: Tensor, num_values: int) -> Tensor:
         return payload.view(torch.float32)
+
+    def _accumulate(self, payload: Tensor, out: Tensor, alpha: float) -> None:
+        out.add_(payload.view(torch.float32), alpha=alpha)
 
 
 class Bf16Codec(Codec):
@@ -118,8 +135,8 @@ class Bf16Codec(Codec):
     def num_bytes(self, num_values: int) -> int:
         return BF16_BYTES * num_values
 
-    def _encode(self, flat: Tensor) -> Tensor:
-        payload = new_bytes(self.num_bytes(flat.numel()))
+    def _encode(self, flat: Tensor, out: Tensor | None) -> Tensor:
+        payload = new_bytes(self.num_bytes(flat.numel())) if out is None else out
         rounded = payload.view(torch.bfloat16)
         for start, part in _chunks(flat):
             _require_encodable(part, start)
@@ -128,6 +145,11 @@ class Bf16Codec(Codec):
 
     def _decode(self, payload: Tensor, num_values: int) -> Tensor:
         return new_vector(num_values).copy_(payload.view(torch.bfloat16))
+
+    def _accumulate(self, payload: Tensor, out: Tensor, alpha: float) -> None:
+        rounded = payload.view(torch.bfloat16)
+        for start, part in _chunks(out):
+            part.add_(rounded[start : start + part.numel()].to(torch.float32), alpha=alpha)
 
 
 class BlockCodec(Codec):
@@ -147,8 +169,8 @@ class BlockCodec(Codec):
     def _num_code_bytes(self, num_values: int) -> int:
         return ceil(num_values * self._bits / 8)
 
-    def _encode(self, flat: Tensor) -> Tensor:
-        payload = new_bytes(self.num_bytes(flat.numel()))
+    def _encode(self, flat: Tensor, out: Tensor | None) -> Tensor:
+        payload = new_bytes(self.num_bytes(flat.numel())) if out is None else out
         scales, codes = self._parts(payload, flat.numel())
         scratch = torch.empty(min(flat.numel() + BLOCK, CHUNK))
         for start, part in _chunks(flat):
@@ -176,16 +198,29 @@ class BlockCodec(Codec):
         return scratch.view(-1).to(torch.int16).to(torch.uint8)
 
     def _decode(self, payload: Tensor, num_values: int) -> Tensor:
-        scales, codes = self._parts(payload, num_values)
         flat = new_vector(num_values)
+        parts = self._parts(payload, num_values)
         for start, part in _chunks(flat):
-            stored = codes[self._num_code_bytes(start) : self._num_code_bytes(start + part.numel())]
-            part.copy_(self._unpack(stored)[: part.numel()])
-            blocks, first = _in_blocks(part), start // BLOCK
-            blocks.sub_(self._zero).mul_(scales[first : first + len(blocks)].to(torch.float32)[:, None])
-            if blocks.data_ptr() != part.data_ptr():
-                part.copy_(blocks.view(-1)[: part.numel()])
+            self._decode_part(parts, start, part)
         return flat
+
+    def _accumulate(self, payload: Tensor, out: Tensor, alpha: float) -> None:
+        scratch = torch.empty(min(out.numel(), CHUNK))
+        parts = self._parts(payload, out.numel())
+        for start, part in _chunks(out):
+            decoded = scratch[: part.numel()]
+            self._decode_part(parts, start, decoded)
+            part.add_(decoded, alpha=alpha)
+
+    def _decode_part(self, parts: tuple[Tensor, Tensor], start: int, part: Tensor) -> None:
+        """Fill in the values from ``start`` on, of which there are no more than `CHUNK`."""
+        scales, codes = parts
+        stored = codes[self._num_code_bytes(start) : self._num_code_bytes(start + part.numel())]
+        part.copy_(self._unpack(stored)[: part.numel()])
+        blocks, first = _in_blocks(part), start // BLOCK
+        blocks.sub_(self._zero).mul_(scales[first : first + len(blocks)].to(torch.float32)[:, None])
+        if blocks.data_ptr() != part.data_ptr():
+            part.copy_(blocks.view(-1)[: part.numel()])
 
     def _parts(self, payload: Tensor, num_values: int) -> tuple[Tensor, Tensor]:
         """Scales and codes."""
@@ -262,6 +297,14 @@ def _require_encodable(part: Tensor, start: int) -> None:
     low, high = torch.aminmax(part)  # both NaN where one value is
     if not max(-float(low), float(high)) <= MAX_ABS:
         raise _refused(part, start)
+
+
+def _wrong_size(codec: Codec, payload: Tensor, num_values: int) -> InputError:
+    return InputError(
+        f"{num_values} values take {codec.num_bytes(num_values)} bytes as {codec.name}, there are {payload.numel()}",
+        field="payload",
+        remedy="encode the same model with the codec that is named",
+    )
 
 
 def _refused(part: Tensor, start: int) -> InputError:

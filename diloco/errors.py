@@ -6,7 +6,8 @@ ConflictError
 │   └── VersionGoneError    the version asked for is no longer kept: pull the current one
 ├── NotInitializedError     nobody has offered initial parameters yet
 ├── FencedError             somebody with a newer epoch holds the slot
-└── ManifestError           another model
+├── ManifestError           another model
+└── StateMismatchError      deltas led to other global parameters than the synchronizer's: pull those whole
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ class NotInitializedError(ConflictError):
 
 class FencedError(ConflictError):
     """A newer epoch of the same slot has contributed: this process must stop."""
+
+
+class StateMismatchError(ConflictError):
+    """Global parameters that were made from deltas are not those that all islands hold."""
 
 
 class ManifestError(ConflictError):

@@ -3,8 +3,9 @@
 Nothing that happens here loses local progress: what the synchronizer has not merged stays in the local parameters, and
 a contribution whose round outlives the deadline is remembered, so that the next sync adopts what became of it.
 
-`begin` contributes, `await_end` waits and downloads, `finish` adopts. Only the first and the last touch the module: an
-island that syncs with overlap takes inner steps in between.
+`begin` contributes, `await_end` waits and downloads, `finish` adopts; `run` does all of it. What touches the module
+goes through a `Boundary`: an island that syncs with overlap captures its parameters (`Exchange.capture`), takes inner
+steps while `run` is under way on another thread, and stops between two of them when that has something to adopt.
 """
 
 from __future__ import annotations
@@ -14,14 +15,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
-
+from diloco.boundary import Boundary, at_once
 from diloco.errors import RoundClosedError
-from diloco.fragment import manifest_of, num_bytes
-from diloco.island import Contribution, Island, NonFiniteError
+from diloco.fragment import manifest_of
+from diloco.island import Capture, Contribution, Island, NonFiniteError
 from diloco.protocol import SyncCommand
 from diloco.schema import MAX_DETAIL, OuterState, SyncOutcome, SyncReport
-from diloco.transport import SynchronizerClient
+from diloco.transport import Held, SynchronizerClient
 from service.errors import UnavailableError, WadilocoError
 
 
@@ -37,6 +37,7 @@ class Tally:
     pushed_s: float | None = None
     bytes_pushed: int = 0
     bytes_pulled: int = 0
+    state_mismatches: int = 0
     staleness: int = 0
     staleness_weight: float | None = None
 
@@ -69,8 +70,7 @@ class Exchange:
         self._island = island
         self._client = client
         self._slot = slot
-        self._incoming = torch.empty_like(island.global_flat)
-        self._pull_bytes = num_bytes(manifest_of(island.module))
+        self._at_boundary: Boundary = at_once
         self._offered: Contribution | None = None
         """Contribution whose push ended without an answer: it may have arrived."""
         self.outer_state: OuterState | None = None
@@ -88,20 +88,36 @@ class Exchange:
         if reply.accepted:
             island.version = reply.version
             return
-        version = self._client.pull(reply.version, self._incoming, deadline_s=deadline_s)
-        island.rebase(self._incoming, version)
+        version = self._client.pull(reply.version, island.incoming, deadline_s=deadline_s)
+        island.rebase(island.incoming, version)
 
-    def run(self, command: SyncCommand) -> SyncReport | None:
-        """One sync, at most until the command's deadline; None if the island already is beyond the command's round."""
-        begun = self.begin(command)
+    def capture(self) -> Capture:
+        """The local parameters now, which `run` then contributes; at a step boundary."""
+        return self._island.capture(beside=self._offered)
+
+    def run(
+        self, command: SyncCommand, *, captured: Capture | None = None, at_boundary: Boundary = at_once
+    ) -> SyncReport | None:
+        """One sync, at most until the command's deadline; None if the island already is beyond the command's round.
+
+        It contributes what was captured, or what it captures itself.
+        """
+        self._at_boundary = at_boundary
+        try:
+            return self._run(command, captured)
+        finally:
+            self._at_boundary = at_once
+
+    def _run(self, command: SyncCommand, captured: Capture | None) -> SyncReport | None:
+        begun = self.begin(command, captured)
         if not isinstance(begun, Pending):
             return begun
         return self.finish(begun, lambda: self.await_end(begun))
 
-    def begin(self, command: SyncCommand) -> SyncReport | Pending | None:
+    def begin(self, command: SyncCommand, captured: Capture | None = None) -> SyncReport | Pending | None:
         """Contribute. The report when that ended the sync, None if the island already is beyond the command's round."""
         tally = Tally(started_s=time.time(), round=self._island.version)
-        return self._reported(command, tally, lambda: self._contribute(command, tally))
+        return self._reported(command, tally, lambda: self._contribute(command, tally, captured))
 
     def await_end(self, pending: Pending) -> int:
         """Wait until the round closes, and download what it made; returns the version.
@@ -119,7 +135,8 @@ class Exchange:
         """Adopt what ``end`` returned the version of (`await_end`), or report its error."""
 
         def adopt() -> SyncOutcome:
-            self._take(end())
+            version = end()
+            self._at_boundary(lambda: self._take(version))
             return SyncOutcome.APPLIED
 
         report = self._reported(pending.command, pending.tally, adopt)
@@ -136,7 +153,7 @@ class Exchange:
         except WadilocoError as exc:
             outcome, detail = SyncOutcome.FAILED, str(exc)
             if isinstance(exc, NonFiniteError):
-                self._island.rebase(self._island.global_flat.clone(), self._island.version)
+                self._start_over()
         except TimeoutError:
             outcome, detail = SyncOutcome.FAILED, "round still open at the deadline"
         if outcome is None or isinstance(outcome, Pending):
@@ -149,6 +166,7 @@ class Exchange:
             finished_s=time.time(),
             bytes_pushed=tally.bytes_pushed,
             bytes_pulled=tally.bytes_pulled,
+            state_mismatches=tally.state_mismatches,
             inner_steps=tally.inner_steps,
             tokens=tally.tokens,
             update_norm=tally.update_norm,
@@ -158,13 +176,20 @@ class Exchange:
             detail=detail[:MAX_DETAIL],
         )
 
-    def _contribute(self, command: SyncCommand, tally: Tally) -> SyncOutcome | Pending | None:
+    def _start_over(self) -> None:
+        """Give up local progress that cannot be contributed, unless the inner loop has ended anyway."""
         island = self._island
+        with contextlib.suppress(UnavailableError):
+            self._at_boundary(lambda: island.rebase(island.global_flat, island.version))
+
+    def _contribute(self, command: SyncCommand, tally: Tally, captured: Capture | None) -> SyncOutcome | Pending | None:
+        island = self._island
+        captured = captured or self._at_boundary(self.capture)
         self._settle(command)
         state = self._ask_state(command)
         version = state.fragments[0].version
-        if self._is_worth_as_stale(command, state):
-            return self._push_own(command, tally)
+        if captured.tokens > 0 and self._is_worth_as_stale(command, state):
+            return self._push_own(captured, command, tally)
         if version != island.version:
             merged = self._adopt(version, command, tally)
             if merged is not None and (command.round is None or command.round <= merged.in_round):
@@ -174,21 +199,23 @@ class Exchange:
             island.accepted = None
         if command.round is not None and command.round < island.version:
             return None
+        if captured.round != island.version:
+            captured = self._at_boundary(self.capture)
         accepted = island.accepted
         if (
             accepted is None
-            or accepted.inner_steps != island.steps_since_sync
+            or accepted.inner_steps != captured.inner_steps
             or accepted.round != island.version  # it rides along as a stale one, which no quorum counts
         ):
-            return self._push_own(command, tally)
+            return self._push_own(captured, command, tally)
         tally.stands_for(accepted)
         return Pending(command=command, tally=tally, after_version=island.version)
 
-    def _push_own(self, command: SyncCommand, tally: Tally) -> SyncOutcome | Pending:
-        """Contribute the local parameters as they are."""
+    def _push_own(self, captured: Capture, command: SyncCommand, tally: Tally) -> SyncOutcome | Pending:
+        """Contribute the local parameters as they were captured."""
         island = self._island
         try:
-            accepted = self._push(island.contribution(), command, tally)
+            accepted = self._push(island.encode(captured), command, tally)
         except RoundClosedError as closed:
             # The round took the contribution of an earlier sync, or none of ours.
             merged = self._adopt(closed.version, command, tally)
@@ -209,7 +236,6 @@ class Exchange:
             island.accepted is None
             and command.round == island.version
             and 0 < version - island.version <= state.max_staleness
-            and island.tokens_since_sync > 0
         )
 
     def _settle(self, command: SyncCommand) -> None:
@@ -258,18 +284,24 @@ class Exchange:
         return replace(contribution, into=reply.round)
 
     def _adopt(self, version: int, command: SyncCommand, tally: Tally) -> Contribution | None:
-        return self._take(self._pull(version, command, tally))
+        pulled = self._pull(version, command, tally)
+        return self._at_boundary(lambda: self._take(pulled))
 
     def _take(self, version: int) -> Contribution | None:
         """Go on from what was downloaded; the own contribution that is in it, if one is."""
         island, accepted = self._island, self._island.accepted
         if accepted is not None and island.version < version <= accepted.in_round:
-            island.carry(accepted, self._incoming, version)
+            island.carry(accepted, island.incoming, version)
             return None
-        return island.adopt(self._incoming, version)
+        return island.adopt(island.incoming, version)
 
     def _pull(self, version: int, command: SyncCommand, tally: Tally) -> int:
         deadline_s = max(command.deadline_s, time.time() + command.pull_grace_s)
-        version = self._client.pull(version, self._incoming, deadline_s=deadline_s)
-        tally.bytes_pulled += self._pull_bytes
-        return version
+        island, client = self._island, self._client
+        before, mismatches = client.bytes_pulled, client.mismatches
+        held = Held(version=island.version, parameters=island.global_flat)
+        try:
+            return client.pull(version, island.incoming, deadline_s=deadline_s, held=held)
+        finally:
+            tally.bytes_pulled += client.bytes_pulled - before
+            tally.state_mismatches += client.mismatches - mismatches

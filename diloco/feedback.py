@@ -26,6 +26,8 @@ class Encoded:
     payload: Tensor  # (bytes,) uint8
     left_out: Tensor  # (parameters,) fp32
     """What will be owed once the payload has been merged."""
+    norm: float
+    """L2 norm of that."""
 
 
 class ErrorFeedback:
@@ -37,25 +39,26 @@ class ErrorFeedback:
         self.norm = 0.0
         """L2 norm of the residual."""
 
-    def encode(self, pseudo_gradient: Tensor) -> Encoded:
-        """Encode it with what is owed. The vector is used up; what is owed changes only with `settle`.
+    def encode(self, pseudo_gradient: Tensor, *, out: Tensor | None = None) -> Encoded:
+        """Encode it with what is owed, into ``out`` if that is given. What is owed changes only with `settle`.
+
+        The vector is used up: it becomes what is left out.
 
         Raises:
             InputError: a value is NaN, infinite or beyond what codecs take.
         """
         wanted = pseudo_gradient.add_(self.residual)
-        payload = self._codec.encode(wanted)
-        left_out = wanted.sub_(self._codec.decode(payload, wanted.numel()))
-        return Encoded(payload=payload, left_out=left_out)
+        payload = self._codec.encode(wanted, out=out)
+        left_out = self._codec.accumulate(payload, wanted, alpha=-1.0)
+        return Encoded(payload=payload, left_out=left_out, norm=float(torch.linalg.vector_norm(left_out)))
 
-    def settle(self, encoded: Encoded) -> None:
-        """A round has got it: what it left out is what is owed now."""
-        self._owe(encoded.left_out)
+    def settle(self, encoded: Encoded) -> Tensor:
+        """A round has got it: what it left out is what is owed now. Returns the memory of what was owed before."""
+        before, self.residual = self.residual, encoded.left_out
+        self.norm = encoded.norm
+        return before
 
     def forget(self) -> None:
         """Owe nothing: the progress that the residual was a part of is given up."""
-        self._owe(torch.zeros_like(self.residual))
-
-    def _owe(self, residual: Tensor) -> None:
-        self.residual = residual
-        self.norm = float(torch.linalg.vector_norm(residual))
+        self.residual.zero_()
+        self.norm = 0.0

@@ -19,6 +19,9 @@ from diloco.schema import Manifest, TensorSpec
 from diloco.tensorfile import FP32_BYTES
 from service.errors import InputError
 
+SHIFT_BLOCK = 1 << 18
+"""Values that are worked on at once: the second addition finds them in the cache."""
+
 
 def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that travel, in wire order."""
@@ -69,6 +72,20 @@ def unflatten_into(flat: Tensor, module: nn.Module) -> None:
     parameters = list(trainable(module).values())
     for view, parameter in zip(_views(flat, [p.shape for p in parameters]), parameters, strict=True):
         parameter.copy_(view)
+
+
+@torch.no_grad()
+def shift_module(module: nn.Module, *, base: Tensor, to: Tensor) -> None:
+    """Set each parameter l that travels to (l - ``base``) + ``to``, in one pass over the memory where l is fp32."""
+    parameters = list(trainable(module).values())
+    shapes = [p.shape for p in parameters]
+    for parameter, old, new in zip(parameters, _views(base, shapes), _views(to, shapes), strict=True):
+        if parameter.dtype is torch.float32 and parameter.device.type == "cpu" and parameter.is_contiguous():
+            parts = (torch.split(flat.view(-1), SHIFT_BLOCK) for flat in (parameter, old, new))
+            for local, before, after in zip(*parts, strict=True):
+                local.sub_(before).add_(after)
+        else:
+            parameter.copy_(parameter.to("cpu", torch.float32, copy=True).sub_(old).add_(new))
 
 
 def first_difference(a: Manifest, b: Manifest) -> str | None:

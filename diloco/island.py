@@ -19,23 +19,52 @@ base is that, unless newer progress has taken its place in the round until then.
 
 With a codec that loses something (`diloco.codec`) a contribution carries Δ and what earlier ones left out of theirs.
 Base is l as pushed all the same: what this one left out is owed to the next (`diloco.feedback`), and not a part of l.
+Where the global parameters travel encoded (`diloco.delta`), g is what is published, the same on all islands.
+
+Only `Island.capture` and what adopts touch the module, and are for a step boundary; `Island.encode` may run beside the
+inner steps. Memory is allocated once and used again, 4 bytes per parameter each: g, g', room for `Island.update_norm`,
+and l of a contribution; with a codec that loses something also what is owed, and what the contribution leaves out. A
+contribution of which nobody knows yet what became of it keeps its own, so that the next one takes as much again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from diloco.codec import CODECS, Codec, new_vector
+from diloco.codec import CODECS, Codec, new_bytes, new_vector
 from diloco.feedback import Encoded, ErrorFeedback
-from diloco.fragment import flatten_module, unflatten_into
+from diloco.fragment import flatten_module, shift_module, unflatten_into
 from service.errors import InputError, WadilocoError
+
+NORM_BLOCK = 1 << 18
 
 
 class NonFiniteError(WadilocoError):
     """The local parameters hold NaN or infinity: they must not leave the island."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Workspace:
+    """Memory of one contribution."""
+
+    local: Tensor  # (parameters,) fp32
+    left_out: Tensor  # (parameters,) fp32, none where the codec loses nothing
+    payload: Tensor  # (bytes,) uint8, likewise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """The local parameters at a step boundary, and what led to them."""
+
+    round: int
+    """Version of the global parameters that they are against."""
+    workspace: Workspace
+    inner_steps: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +103,9 @@ class Island:
         """Contribution that the synchronizer holds for a round of which this island has not seen the end."""
         self.feedback = None if codec.carries_parameters else ErrorFeedback(codec, self.global_flat.numel())
         """None where nothing is lost."""
+        self.incoming = new_vector(self.global_flat.numel())
+        """Where the next global parameters are put together; `adopt` takes it over, and leaves the old ones there."""
+        self._workspaces: list[Workspace] = []
         self._scratch = torch.empty_like(self.global_flat)
 
     def count_step(self, tokens: int) -> None:
@@ -92,26 +124,66 @@ class Island:
         Raises:
             NonFiniteError: they hold NaN or infinity, or their pseudo-gradient cannot be encoded.
         """
-        local = flatten_module(self.module)
+        return self.encode(self.capture())
+
+    def capture(self, *, beside: Contribution | None = None) -> Capture:
+        """Copy the local parameters, for a contribution to the round of the current version.
+
+        The copy takes the place of the last one, unless that is `accepted`, or of the contribution ``beside``.
+        """
+        workspace = self._free_workspace(beside)
+        flatten_module(self.module, out=workspace.local)
+        return Capture(
+            round=self.version,
+            workspace=workspace,
+            inner_steps=self.steps_since_sync,
+            tokens=self.tokens_since_sync,
+        )
+
+    def encode(self, captured: Capture) -> Contribution:
+        """What travels of it. Touches no module, and nothing that changes before the next global parameters.
+
+        Raises:
+            NonFiniteError: it holds NaN or infinity, or its pseudo-gradient cannot be encoded.
+        """
+        workspace = captured.workspace
+        local, encoded = workspace.local, None
         try:
-            encoded = self._encoded_difference(local)
-            payload = self.codec.encode(local) if encoded is None else encoded.payload
+            if self.feedback is None:
+                update_norm = distance(self.global_flat, local)
+                payload = self.codec.encode(local)
+            else:
+                difference = torch.sub(self.global_flat, local, out=workspace.left_out)
+                update_norm = float(torch.linalg.vector_norm(difference))
+                encoded = self.feedback.encode(difference, out=workspace.payload)
+                payload = encoded.payload
         except InputError as exc:
             raise NonFiniteError(exc.message, field="model", remedy="lower lr or clip_norm") from exc
         return Contribution(
-            round=self.version,
+            round=captured.round,
             local=local,
             payload=payload,
             encoded=encoded,
-            inner_steps=self.steps_since_sync,
-            tokens=self.tokens_since_sync,
-            update_norm=self.update_norm(),
+            inner_steps=captured.inner_steps,
+            tokens=captured.tokens,
+            update_norm=update_norm,
         )
 
-    def _encoded_difference(self, local: Tensor) -> Encoded | None:
-        if self.feedback is None:
-            return None
-        return self.feedback.encode(torch.sub(self.global_flat, local, out=new_vector(local.numel())))
+    def _free_workspace(self, beside: Contribution | None) -> Workspace:
+        taken = [contribution.local for contribution in (self.accepted, beside) if contribution is not None]
+        for workspace in self._workspaces:
+            if not any(workspace.local is local for local in taken):
+                return workspace
+        num_values = self.global_flat.numel()
+        is_lossy = self.feedback is not None
+        self._workspaces.append(
+            Workspace(
+                local=new_vector(num_values),
+                left_out=new_vector(num_values if is_lossy else 0),
+                payload=new_bytes(self.codec.num_bytes(num_values) if is_lossy else 0),
+            )
+        )
+        return self._workspaces[-1]
 
     def adopt(self, new_global: Tensor, version: int) -> Contribution | None:
         """Go on from ``new_global``, keeping progress that is not in it; returns the own contribution that is."""
@@ -120,24 +192,33 @@ class Island:
         if merged is not None:
             self.steps_since_sync -= merged.inner_steps
             self.tokens_since_sync -= merged.tokens
-            if self.feedback is not None and merged.encoded is not None:
-                self.feedback.settle(merged.encoded)
+            self._settle(merged)
         if self.steps_since_sync:
-            base = merged.local if merged is not None else self.global_flat
-            unmerged = torch.sub(flatten_module(self.module, out=self._scratch), base, out=self._scratch)
-            unflatten_into(unmerged.add_(new_global), self.module)
+            shift_module(self.module, base=self.global_flat if merged is None else merged.local, to=new_global)
         else:
             unflatten_into(new_global, self.module)
-        self.global_flat.copy_(new_global)
+        if new_global is self.incoming:
+            self.global_flat, self.incoming = self.incoming, self.global_flat
+        else:
+            self.global_flat.copy_(new_global)
         self.version = version
         return merged
 
+    def _settle(self, merged: Contribution) -> None:
+        """Owe what it left out; the memory of what was owed before is its workspace's from now on."""
+        if self.feedback is None or merged.encoded is None:
+            return
+        before = self.feedback.settle(merged.encoded)
+        for workspace in self._workspaces:
+            if workspace.local is merged.local:
+                workspace.left_out = before
+
     def carry(self, accepted: Contribution, new_global: Tensor, version: int) -> None:
         """Go on with all local progress from ``new_global``, which has not the accepted contribution in it yet."""
-        moved = torch.sub(accepted.local, self.global_flat).add_(new_global)
+        accepted.local.sub_(self.global_flat).add_(new_global)
         self.accepted = None
         self.adopt(new_global, version)
-        self.accepted = replace(accepted, local=moved)
+        self.accepted = accepted
 
     def rebase(self, new_global: Tensor, version: int) -> None:
         """Start from ``new_global``; local progress is dropped, and what is owed of earlier progress with it."""
@@ -147,3 +228,9 @@ class Island:
         self.steps_since_sync = 0
         self.tokens_since_sync = 0
         self.adopt(new_global, version)
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """L2 norm of the difference, with no memory for it."""
+    blocks = zip(torch.split(a, NORM_BLOCK), torch.split(b, NORM_BLOCK), strict=True)
+    return math.hypot(*(float(torch.linalg.vector_norm(left - right)) for left, right in blocks))

@@ -10,8 +10,13 @@ Uploads continue at ``received_bytes`` of the last answer, which may lie before 
 | ``PUT /v1/fragments/{f}`` | initial offer, see `InitReply` |
 | ``PUT /v1/rounds/{round}/fragments/{f}/contributions/{slot}?epoch=&tokens=&codec=`` | see `ChunkReply` |
 | ``HEAD /v1/fragments/{f}?after_version=&wait_s=`` | long poll: 200 and `VERSION_HEADER`, or 204 |
-| ``GET /v1/fragments/{f}?version=`` with ``Range`` | bytes of the global parameters |
+| ``GET /v1/fragments/{f}?version=&base_version=`` with ``Range`` | bytes of the global parameters |
 | ``GET /v1/state?slot=&round=`` | `OuterState`; with slot and round from an island that comes to contribute |
+
+An island that holds version ``base_version`` of the global parameters says so when it pulls. The answer may then be
+the encoded way from there: if it has `CODECS_HEADER`, its bytes are that many deltas, one per version, each encoded as
+named there, and `RESULT_HEADER` is the sha-256 of the parameters at their end (see `diloco.delta`). Without the header
+it is the parameters themselves, as fp32, and has ``Repr-Digest``.
 
 A contribution may also say what its round was directed to: ``quorum=`` contributions that it must have, ``expected=``
 islands that were told to come, ``closes_in_s=`` that it has left. Lower ones than the synchronizer's settings count.
@@ -43,6 +48,11 @@ MAX_DETAIL = 2000
 
 VERSION_HEADER = "X-Wadiloco-Version"
 """Version of a fragment's global parameters: the number of outer steps taken on it."""
+
+CODECS_HEADER = "X-Wadiloco-Codecs"
+"""Codecs of the deltas in an answer, in the order in which they apply; absent where it is the parameters themselves."""
+RESULT_HEADER = "X-Wadiloco-Result-Digest"
+"""sha-256 of the parameters after the deltas of an answer, in the form of ``Repr-Digest``."""
 
 MAX_SLOTS = 4096
 MAX_STALENESS = 64
@@ -182,6 +192,8 @@ class SyncReport(Wire):
     """What it weighs against a fresh one of as many tokens; None when it was not taken in."""
     blocked_s: float | None = Field(default=None, ge=0)
     """Time that the sync kept the rank from inner steps, where they went on while the round was open; None: all."""
+    state_mismatches: Count = 0
+    """Times that global parameters made from a delta were not those of the synchronizer, and were pulled whole."""
     detail: str = Field(default="", max_length=MAX_DETAIL)
 
     @property
@@ -270,7 +282,7 @@ class FragmentState(Wire):
     version: Count
     num_bytes: Count
     digest: str
-    """sha-256 of the global parameters, hex: equal on all islands after they adopted this version."""
+    """sha-256 of the global parameters as published, hex: equal on all islands after they adopted this version."""
     open_round: RoundState
 
 
@@ -283,6 +295,8 @@ class OuterState(Wire):
     outer_momentum: float
     max_staleness: int = 0
     """Versions that a contribution may be behind."""
+    pull_codec: CodecName = "fp32"
+    """How new global parameters travel to islands that have the ones before."""
     round_timeout_s: float | None = None
     """Time after which a round closes with those who came, by the synchronizer's own settings."""
     manifest: Manifest | None

@@ -37,9 +37,9 @@ Kind = Literal["F32", "U8"]
 KIND_BYTES: Mapping[Kind, int] = {"F32": FP32_BYTES, "U8": 1}
 
 
-def header_bytes(tensors: Layout, metadata: Mapping[str, str], *, kind: Kind = "F32") -> bytes:
-    """Everything before the data of a file that holds these tensors, one after another."""
-    header = {METADATA_KEY: dict(metadata)} | entries(tensors, kind=kind)
+def header_bytes(tensors: Layout, metadata: Mapping[str, str], *, kind: Kind = "F32", encoded: Layout = ()) -> bytes:
+    """Everything before the data of a file that holds these tensors, one after another, and then the encoded ones."""
+    header = {METADATA_KEY: dict(metadata)} | entries(tensors, kind=kind, encoded=encoded)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(LENGTH.size + len(text)) % ALIGNMENT)
     return LENGTH.pack(len(text)) + text
@@ -139,13 +139,13 @@ def check_manifest(manifest: Manifest) -> None:
         raise InputError("no tensor has an element", field="manifest.tensors", remedy="offer a model with parameters")
 
 
-def entries(tensors: Layout, *, kind: Kind = "F32") -> dict[str, Any]:
-    """What the header says of these tensors."""
+def entries(tensors: Layout, *, kind: Kind = "F32", encoded: Layout = ()) -> dict[str, Any]:
+    """What the header says of these tensors, and of bytes behind them."""
     found: dict[str, Any] = {}
     offset = 0
-    for name, shape in tensors:
-        end = offset + KIND_BYTES[kind] * prod(shape)
-        found[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [offset, end]}
+    for each, (name, shape) in [*((kind, tensor) for tensor in tensors), *(("U8", tensor) for tensor in encoded)]:
+        end = offset + KIND_BYTES[each] * prod(shape)
+        found[name] = {"dtype": each, "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     return found
 

@@ -1,35 +1,64 @@
 """Client of the synchronizer, for the sync thread of a rank: synchronous, resumable, every wait ends at its deadline.
 
 Deadlines are Unix times. Until its deadline an operation survives refused connections, restarts of the synchronizer and
-5xx answers; an upload goes on at the byte that the synchronizer has.
+5xx answers; an upload goes on at the byte that the synchronizer has. Beside a server, chunks go in its lulls where the
+time allows (`diloco.lull`).
 """
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
 from typing import Any, NoReturn, TypeVar
 
 import httpx
+import torch
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
-from diloco.digest import ByteRange, format_content_range, format_digest, parse_content_range, sha256, verify_digest
+from diloco.codec import new_bytes
+from diloco.delta import apply_chain, chain_bytes, parse_chain
+from diloco.digest import (
+    ByteRange,
+    format_content_range,
+    format_digest,
+    parse_content_range,
+    parse_digest,
+    sha256,
+    verify_digest,
+)
 from diloco.errors import (
     FencedError,
     ManifestError,
     NotInitializedError,
     RoundClosedError,
+    StateMismatchError,
     VersionError,
     VersionGoneError,
 )
 from diloco.fragment import first_difference, wire_bytes
-from diloco.schema import CHUNK_BYTES, VERSION_HEADER, ChunkReply, CodecName, InitReply, Manifest, OuterState
+from diloco.lull import Lulls, longest_wait_s
+from diloco.schema import (
+    CHUNK_BYTES,
+    CODECS_HEADER,
+    RESULT_HEADER,
+    VERSION_HEADER,
+    ChunkReply,
+    CodecName,
+    InitReply,
+    Manifest,
+    OuterState,
+)
 from diloco.tensorfile import offer_header
 from service.client import explain_response
 from service.errors import ConfigError, ConflictError, InputError, UnavailableError
+
+logger = logging.getLogger(__name__)
 
 LONG_POLL_S = 5.0
 """Short enough that a half-open connection is noticed soon, long enough to cost nothing."""
@@ -56,11 +85,20 @@ class SynchronizerClient:
     request.
     """
 
-    def __init__(self, http: httpx.Client, *, fragment: int = 0) -> None:
+    def __init__(self, http: httpx.Client, *, fragment: int = 0, lulls: Lulls | None = None) -> None:
         self._http = http
+        self._lulls = lulls
+        self._chunk_s: float | None = None
+        """What the last chunk took."""
         self._fragment = f"/v1/fragments/{fragment}"
         self._contributions = f"fragments/{fragment}/contributions"
         self._cancelled = threading.Event()
+        self._payload = new_bytes(0)
+        """Memory for deltas, as much as the longest chain so far took."""
+        self.bytes_pulled = 0
+        """Of parameters and deltas, all that came, whatever became of it."""
+        self.mismatches = 0
+        """Times that deltas did not lead to the synchronizer's parameters."""
 
     def close(self) -> None:
         self.cancel()
@@ -149,47 +187,63 @@ class SynchronizerClient:
                 return version
         return None
 
-    def pull(self, version: int, out: Tensor, *, deadline_s: float) -> int:
+    def pull(self, version: int, out: Tensor, *, deadline_s: float, held: Held | None = None) -> int:
         """Read the global parameters into ``out``; returns their version: ``version``, or a newer one if that is gone.
+
+        With ``held`` they may come as the encoded way from there. If that does not lead to the very parameters that the
+        synchronizer has, which counts as one of `mismatches`, they are read whole.
 
         ``out`` may hold a mixture while this runs and after an error.
         """
-        buffer = wire_bytes(out)
         while True:
             try:
-                self._pull_generation(version, buffer, deadline_s=deadline_s)
+                self._pull_generation(version, out, held, deadline_s=deadline_s)
             except VersionGoneError as gone:
                 if gone.version == version:
                     raise
                 version = gone.version
+            except StateMismatchError as exc:
+                self.mismatches += 1
+                held = None
+                logger.error("%s, reading them whole version=%d", exc, version)  # noqa: TRY400
             else:
                 return version
 
-    def _pull_generation(self, version: int, buffer: memoryview, *, deadline_s: float) -> None:
-        start, total = 0, len(buffer)
-        whole: str | None = None
-        while start < total:
-            stop = min(start + CHUNK_BYTES, total)
+    def _pull_generation(self, version: int, out: Tensor, held: Held | None, *, deadline_s: float) -> None:
+        params = {"version": version} | ({} if held is None else {"base_version": held.version})
+        incoming: Incoming | None = None
+        num_bytes_at_most = len(wire_bytes(out))
+        start = 0
+        while incoming is None or start < len(incoming.buffer):
+            num_bytes = len(incoming.buffer) if incoming is not None else num_bytes_at_most
+            began_s = self._await_lull(left_bytes=num_bytes - start, in_time_s=deadline_s)
             response = self._request(
                 "GET",
                 self._fragment,
                 deadline_s=deadline_s,
-                params={"version": version},
-                headers={"Range": f"bytes={start}-{stop - 1}"},
+                params=params,
+                headers={"Range": f"bytes={start}-{start + CHUNK_BYTES - 1}"},
             )
+            self._chunk_s = time.monotonic() - began_s
             data = response.content
-            part = parse_content_range(response.headers.get("Content-Range"), length=len(data))
-            if (part.start, part.total) != (start, total) or not data:
-                raise InputError(
-                    f"global parameters have {part.total} bytes, this model's have {total}",
-                    field="manifest",
-                    remedy="run every island with the same model",
-                )
-            verify_digest(data, response.headers.get("Content-Digest"))
-            buffer[start : part.stop] = data
-            start = part.stop
-            whole = response.headers.get("Repr-Digest")
-        verify_digest(buffer, whole, field="Repr-Digest")
+            self.bytes_pulled += len(data)
+            codecs = parse_chain(response.headers.get(CODECS_HEADER, ""))
+            if incoming is None:
+                incoming = self._make_room(codecs, out)
+            elif codecs != incoming.codecs:
+                raise StateMismatchError("the synchronizer answers with other deltas than it began with")
+            incoming.take(data, response.headers, start=start)
+            start += len(data)
+        incoming.complete(out, held)
+
+    def _make_room(self, codecs: tuple[CodecName, ...], out: Tensor) -> Incoming:
+        """Where an answer of that kind goes: the parameters into ``out``, deltas into memory that is kept for them."""
+        if not codecs:
+            return Incoming(codecs=(), buffer=wire_bytes(out))
+        num_bytes = chain_bytes(codecs, out.numel())
+        if num_bytes > self._payload.numel():
+            self._payload = new_bytes(num_bytes)
+        return Incoming(codecs=codecs, buffer=wire_bytes(self._payload[:num_bytes]))
 
     def _upload(
         self,
@@ -206,6 +260,9 @@ class SynchronizerClient:
         whole_digest = format_digest(sha256(*pieces))
         start = 0
         backoff = Backoff()
+        now_s = time.time()
+        # What comes after an upload needs its time too.
+        in_time_s = min(close_by_s, deadline_s) if close_by_s is not None else now_s + (deadline_s - now_s) / 2
         while True:
             if start >= total:
                 # All bytes are there but could not be completed, as on a full disk: the last chunk asks again.
@@ -218,10 +275,12 @@ class SynchronizerClient:
                 "Content-Digest": format_digest(sha256(chunk)),
                 "Repr-Digest": whole_digest,
             }
+            began_s = self._await_lull(left_bytes=total - start, in_time_s=in_time_s)
             left = {} if close_by_s is None else {"closes_in_s": max(close_by_s - time.time(), 0.0)}
             response = self._request(
                 "PUT", path, deadline_s=deadline_s, params={**params, **left}, headers=headers, content=chunk
             )
+            self._chunk_s = time.monotonic() - began_s
             reply = _parse(reply_model, response)
             if reply.complete:
                 return reply
@@ -230,6 +289,18 @@ class SynchronizerClient:
             else:
                 self._pause(backoff.next_s(), deadline_s, "the upload does not advance")
             start = reply.received_bytes
+
+    def _await_lull(self, *, left_bytes: int, in_time_s: float) -> float:
+        """Wait for a lull, if the time until ``in_time_s`` allows, before a chunk of the ``left_bytes`` that are left.
+
+        Returns when the chunk begins, on the clock of `_chunk_s`.
+        """
+        if self._lulls is not None:
+            longest_s = longest_wait_s(
+                in_time_s - time.time(), num_chunks=ceil(left_bytes / CHUNK_BYTES), chunk_s=self._chunk_s
+            )
+            self._lulls.wait(longest_s, pause=self._cancelled.wait)
+        return time.monotonic()
 
     def _request(
         self, method: str, path: str, *, deadline_s: float, extra_wait_s: float = 0.0, **arguments: Any
@@ -261,6 +332,55 @@ class SynchronizerClient:
 
     def _pause(self, pause_s: float, deadline_s: float, problem: str) -> None:
         self._cancelled.wait(min(pause_s, self._time_left(deadline_s, problem)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Global parameters that an island has."""
+
+    version: int
+    parameters: Tensor  # (parameters,) fp32
+
+
+@dataclass(slots=True, kw_only=True)
+class Incoming:
+    """A download: the parameters themselves, or deltas."""
+
+    codecs: tuple[CodecName, ...]
+    """Of the deltas; none where it is the parameters."""
+    buffer: memoryview
+    _digest: str | None = None
+
+    def take(self, data: bytes, headers: httpx.Headers, *, start: int) -> None:
+        """Take the chunk that begins at ``start``."""
+        part = parse_content_range(headers.get("Content-Range"), length=len(data))
+        if (part.start, part.total) != (start, len(self.buffer)) or not data:
+            raise InputError(
+                f"global parameters have {part.total} bytes, this model's have {len(self.buffer)}",
+                field="manifest",
+                remedy="run every island with the same model",
+            )
+        verify_digest(data, headers.get("Content-Digest"))
+        self.buffer[start : part.stop] = data
+        self._digest = headers.get(RESULT_HEADER if self.codecs else "Repr-Digest")
+
+    def complete(self, out: Tensor, held: Held | None) -> None:
+        """Check that ``out`` is what it has to be, after moving it there along the deltas.
+
+        Raises:
+            StateMismatchError: the deltas lead elsewhere.
+        """
+        if not self.codecs:
+            verify_digest(self.buffer, self._digest, field="Repr-Digest")
+            return
+        if held is None:
+            raise InputError("answers with deltas that nobody asked for", field="synchronizer")
+        apply_chain(torch.frombuffer(self.buffer, dtype=torch.uint8), self.codecs, out.copy_(held.parameters))
+        if sha256(wire_bytes(out)) != parse_digest(self._digest, field=RESULT_HEADER):
+            raise StateMismatchError(
+                f"deltas from version {held.version} do not lead to the parameters that the synchronizer has",
+                field=RESULT_HEADER,
+            )
 
 
 class Backoff:

@@ -3,9 +3,9 @@
 The main thread takes inner steps, under ``SCHED_IDLE`` where the platform has it; with a gate it waits at safepoints
 (see `diloco.safepoint`) while the server beside it has work. At the next step boundary after a
 sync command it hands over to the transfer thread, which by default keeps normal priority, and blocks until the round
-has closed or the command's deadline has passed; with a command to overlap it blocks for the upload alone, takes inner
-steps while the round is open, and adopts its result at the step boundary after it came. The end of stdin means that the
-agent is gone: the worker stops.
+has closed or the command's deadline has passed; with a command to overlap it only copies its parameters, takes inner
+steps while the transfer thread does the sync, and adopts the result at the step boundary after it came. The end of
+stdin means that the agent is gone: the worker stops.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ from pydantic import ValidationError
 from torch import nn
 
 from diloco.agreement import disagreements
+from diloco.boundary import StepBoundary
 from diloco.byte_text import ByteText
 from diloco.codec import codec_named
-from diloco.exchange import Exchange, Pending
+from diloco.exchange import Exchange
 from diloco.hf_causal_lm import HfCausalLM
 from diloco.inbox import Inbox, TransferThread
 from diloco.inner import InnerConfig, InnerLoop
 from diloco.island import Island
+from diloco.lull import Lulls
 from diloco.model import ModelSize, count_parameters
 from diloco.phase import PhaseTeller, Waited
 from diloco.protocol import (
@@ -88,13 +90,11 @@ ABANDON_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class OverlappedSync:
-    """A sync whose round is open while inner steps go on."""
+    """A sync that is under way while inner steps go on."""
 
-    pending: Pending
-    end: Future[int]
+    command: SyncCommand
+    end: Future[SyncReport | None]
     started_s: float
-    blocked_s: float
-    """Time for which it has kept the rank from inner steps so far."""
 
 
 class Worker:
@@ -124,9 +124,12 @@ class Worker:
             optimizer=build_optimizer(self._workload, module, inner_config(config)),
         )
         self._inner.skipped = config.start_skipped
-        self._client = SynchronizerClient(http)
+        # A reader of its own: the transfer thread asks while the inner loop does.
+        lulls = Lulls(open_gate(config.gate), clock=time.monotonic) if config.gate is not None else None
+        self._client = SynchronizerClient(http, lulls=lulls)
         self._exchange = Exchange(self._island, self._client, slot=config.slot)
         inbox.on_stop(self._client.cancel)
+        self._boundary = StepBoundary(inbox.stop)
         self._tokens = config.start_tokens
         self._taken: list[Any] = []
         """Batches taken from the stream and not yet trained on."""
@@ -139,7 +142,7 @@ class Worker:
         self._last_sync_at_s: float | None = None
         self._report_due_s = 0.0
         self._overlapped: OverlappedSync | None = None
-        """The sync whose round is open while inner steps go on."""
+        """The sync that is under way while inner steps go on."""
         self._told: set[str] = set()
         self._scalars = open_scalars(config, lr=lambda: self._inner.lr)
         self._phases = PhaseTeller(config.gate, slot=config.slot, waited=self._waited)
@@ -189,9 +192,7 @@ class Worker:
             if self._overlapped is not None:
                 # One sync at a time: the next order waits for the end of this one, which has a deadline.
                 command = None
-                if self._overlapped.end.done():
-                    self._phases.enter(TrainerPhase.SYNC)
-                    self._finish_overlapped(self._overlapped)
+                self._serve(self._overlapped)
             else:
                 command = self._inbox.take_due(time.time())
             if command is not None:
@@ -243,7 +244,8 @@ class Worker:
         """Whether a step that waits for the gate is given up."""
         if self._overlapped is None:
             return self._inbox.has_order(time.time())
-        return self._overlapped.end.done() or self._inbox.paused or self._inbox.stop.is_set()
+        is_due = self._boundary.is_waiting or self._overlapped.end.done()
+        return is_due or self._inbox.paused or self._inbox.stop.is_set()
 
     def _take_step(self) -> None:
         """One inner step, unless an order comes while it waits for the gate: then its batches are taken again."""
@@ -288,34 +290,46 @@ class Worker:
             raise
 
     def _synchronize(self, command: SyncCommand) -> None:
+        if command.overlap:
+            self._begin_overlapped(command)
+            return
         started_s = time.time()
         self._report(Phase.SYNC)
-        sync = self._exchange.begin if command.overlap else self._exchange.run
-        done = self._on_transfer_thread(self._transfers.submit(lambda: sync(command)))
-        self._tell_disagreements(command, now_s=started_s)
-        if isinstance(done, Pending):
-            end = self._transfers.submit(lambda: self._exchange.await_end(done))
-            self._overlapped = OverlappedSync(done, end, started_s=started_s, blocked_s=time.time() - started_s)
-        elif done is None:
-            logger.info("sync skipped, nothing to do round=%s version=%d", command.round, self._island.version)
-        else:
-            # As the inner loop saw it, with the time that an idle thread waits for its core.
-            self._note_sync(done.model_copy(update={"started_s": started_s, "finished_s": time.time()}))
+        done = self._on_transfer_thread(self._transfers.submit(lambda: self._exchange.run(command)))
+        # As the inner loop saw it, with the time that an idle thread waits for its core.
+        times = {"started_s": started_s, "finished_s": time.time()}
+        self._end_sync(command, done.model_copy(update=times) if done is not None else None, now_s=started_s)
         self._report(Phase.INNER)
 
-    def _finish_overlapped(self, sync: OverlappedSync) -> None:
-        """Adopt the result of a round that was open while inner steps went on."""
+    def _begin_overlapped(self, command: SyncCommand) -> None:
+        """Copy the parameters, and leave the rest to the transfer thread."""
+        started_s, boundary = time.time(), self._boundary
+        boundary.blocked_s = 0.0
+        captured = boundary.time(self._exchange.capture)
+        end = self._transfers.submit(lambda: self._exchange.run(command, captured=captured, at_boundary=boundary))
+        self._overlapped = OverlappedSync(command, end, started_s=started_s)
+
+    def _serve(self, sync: OverlappedSync) -> None:
+        """Do what the sync needs a step boundary for, such as to adopt its result, and report it when it has ended."""
+        if self._boundary.is_waiting:
+            self._phases.enter(TrainerPhase.SYNC)
+            self._boundary.serve()
+        if not sync.end.done():
+            return
         self._overlapped = None
-        resumed_s = time.time()
-        report = self._exchange.finish(sync.pending, sync.end.result)
-        finished_s = time.time()
-        blocked_s = sync.blocked_s + finished_s - resumed_s
-        self._note_sync(
-            report.model_copy(
-                update={"started_s": sync.started_s, "finished_s": finished_s, "blocked_s": max(blocked_s, 0.0)}
-            )
+        report = sync.end.result()
+        times = {"started_s": sync.started_s, "blocked_s": self._boundary.blocked_s}
+        self._end_sync(
+            sync.command, report.model_copy(update=times) if report is not None else None, now_s=sync.started_s
         )
-        self._report(Phase.INNER)
+        self._report_due_s = 0.0  # after the next step: what a report takes is not the sync's
+
+    def _end_sync(self, command: SyncCommand, report: SyncReport | None, *, now_s: float) -> None:
+        self._tell_disagreements(command, now_s=now_s)
+        if report is None:
+            logger.info("sync skipped, nothing to do round=%s version=%d", command.round, self._island.version)
+        else:
+            self._note_sync(report)
 
     def _note_sync(self, report: SyncReport) -> None:
         if report.outcome is not SyncOutcome.FAILED:

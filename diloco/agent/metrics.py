@@ -44,6 +44,11 @@ class IslandMetrics:
         self._sync_bytes = Counter(
             "wadiloco_island_sync_bytes_total", "Bytes exchanged in syncs, as encoded", ["direction"], registry=registry
         )
+        self._state_mismatches = Counter(
+            "wadiloco_island_state_mismatches_total",
+            "Global parameters made from deltas that were not the synchronizer's, and were pulled whole",
+            registry=registry,
+        )
         self.restarts = Counter(
             "wadiloco_island_worker_restarts_total", "Restarts of a worker that had died", registry=registry
         )
@@ -66,6 +71,7 @@ class IslandMetrics:
             self._staleness.observe(report.staleness)
         self._sync_bytes.labels("push").inc(report.bytes_pushed)
         self._sync_bytes.labels("pull").inc(report.bytes_pulled)
+        self._state_mismatches.inc(report.state_mismatches)
 
 
 class StateCollector(Collector):

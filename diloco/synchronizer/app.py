@@ -24,7 +24,7 @@ from diloco.digest import (
 from diloco.errors import VersionError, VersionGoneError
 from diloco.schema import CHUNK_BYTES, MAX_SLOTS, VERSION_HEADER, ChunkReply, Count, InitReply, OuterState, Slot
 from diloco.synchronizer.config import SynchronizerSettings
-from diloco.synchronizer.generation import Generation
+from diloco.synchronizer.download import Download, download
 from diloco.synchronizer.metrics import Direction, Metrics, Verdict
 from diloco.synchronizer.outer_run import FRAGMENT, OuterRun
 from diloco.synchronizer.rounds import Claim
@@ -132,22 +132,23 @@ def _add_downloads(app: FastAPI, run: OuterRun, metrics: Metrics) -> None:
         generation = await run.published.wait_newer(after_version, wait_s=wait_s, exit_event=tasks.exit)
         if generation is None:
             return Response(status_code=204)
-        return Response(headers=_headers(generation) | {"Content-Length": str(generation.num_bytes)})
+        return Response(headers=Download(generation=generation).headers | {"Content-Length": str(generation.num_bytes)})
 
     @app.get("/v1/fragments/{fragment}", tags=["run"], summary="Bytes of the global parameters")
     async def pull(
         fragment: Fragment,
         version: Annotated[int | None, Query(ge=0)] = None,
+        base_version: Annotated[int | None, Query(ge=0, description="The version that the island has.")] = None,
         range: Annotated[str | None, Header()] = None,  # noqa: A002  (the name of the field)
     ) -> Response:
-        generation = run.published.get(version)
+        whole = download(run.published, version, base_version)
         if range is None:
-            headers = _headers(generation) | {"Content-Length": str(generation.num_bytes)}
-            return StreamingResponse(_stream(generation, metrics), headers=headers)
-        part = parse_range(range, total=generation.num_bytes, max_bytes=CHUNK_BYTES)
-        data, digest = await asyncio.to_thread(_read, generation, part)
+            headers = whole.headers | {"Content-Length": str(whole.num_bytes)}
+            return StreamingResponse(_stream(whole, metrics), headers=headers)
+        part = parse_range(range, total=whole.num_bytes, max_bytes=CHUNK_BYTES)
+        data, digest = await asyncio.to_thread(_read, whole, part)
         metrics.bytes.labels(Direction.OUT).inc(len(data))
-        headers = _headers(generation) | {
+        headers = whole.headers | {
             "Content-Range": format_content_range(part),
             "Content-Digest": format_digest(digest),
         }
@@ -170,31 +171,21 @@ def _chunk(data: bytes, content_range: str | None, content_digest: str | None, r
     return Chunk(start=part.start, total=part.total, digest=digest, data=data)
 
 
-def _read(generation: Generation, part: ByteRange) -> tuple[bytes, bytes]:
+def _read(whole: Download, part: ByteRange) -> tuple[bytes, bytes]:
     try:
-        data = generation.read(part.start, part.stop)
+        data = whole.read(part.start, part.stop)
     except FileNotFoundError as exc:
-        raise VersionGoneError(
-            f"version {generation.version} is not kept any more", version=generation.version + 1, field="version"
-        ) from exc
+        version = whole.generation.version
+        raise VersionGoneError(f"version {version} is not kept any more", version=version + 1, field="version") from exc
     return data, sha256(data)
 
 
-async def _stream(generation: Generation, metrics: Metrics) -> AsyncIterator[bytes]:
-    for start in range(0, generation.num_bytes, CHUNK_BYTES):
-        stop = min(start + CHUNK_BYTES, generation.num_bytes)
-        data = await asyncio.to_thread(generation.read, start, stop)
+async def _stream(whole: Download, metrics: Metrics) -> AsyncIterator[bytes]:
+    for start in range(0, whole.num_bytes, CHUNK_BYTES):
+        stop = min(start + CHUNK_BYTES, whole.num_bytes)
+        data = await asyncio.to_thread(whole.read, start, stop)
         metrics.bytes.labels(Direction.OUT).inc(len(data))
         yield data
-
-
-def _headers(generation: Generation) -> dict[str, str]:
-    return {
-        VERSION_HEADER: str(generation.version),
-        "Repr-Digest": format_digest(generation.digest),
-        "Accept-Ranges": "bytes",
-        "Content-Type": "application/octet-stream",
-    }
 
 
 async def _answer_version(_: Request, exc: Exception) -> Response:

@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from diloco.schema import MAX_SLOTS, MAX_STALENESS
+from diloco.schema import MAX_SLOTS, MAX_STALENESS, CodecName
 from diloco.synchronizer.rounds import RoundRules
 from service.settings import ServiceSettings
 
@@ -40,6 +40,9 @@ class SynchronizerSettings(ServiceSettings):
     synchronous rule: it is refused, and the island keeps its progress for its next contribution."""
     staleness_exponent: float = Field(default=0.5, ge=0, le=10)
     """A contribution that is s versions behind weighs (1 + s) to the minus this."""
+    pull_codec: CodecName = "fp32"
+    """How new global parameters travel to the islands: whole as fp32, or as their encoded difference from the ones
+    before, the error of which the next difference makes good (bf16, int8, int4)."""
     max_contribution_bytes: int = Field(default=16 << 30, ge=4)
     """Refuse models whose parameters are larger than this as fp32."""
     threads: int = Field(default=1, ge=1, le=256)

@@ -2,6 +2,10 @@
 
 The file is safetensors with the tensors ``parameters.<name>`` and ``momentum.<name>``, each group in wire order and
 without gaps, so that the bytes that islands pull lie in one piece in the file.
+
+Where the parameters travel encoded (`diloco.delta`), ``parameters.<name>`` are the published ones, which all islands
+hold and train from. The exact ones, to which the next outer step applies, follow as ``exact.<name>``, and then `DELTA`:
+the encoded way from the parameters published before. Files without these have one kind of parameters.
 """
 
 from __future__ import annotations
@@ -12,15 +16,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from diloco.codec import codec_named
 from diloco.digest import sha256
 from diloco.fragment import num_bytes, num_elements, wire_bytes
-from diloco.schema import Manifest
+from diloco.schema import CodecName, Manifest
 from diloco.synchronizer.grace import Arrivals
 from diloco.synchronizer.storage import read_part, write_durably
 from diloco.tensorfile import LENGTH, entries, header_bytes, layout, parse_header, sealed, unsealed
@@ -35,6 +41,7 @@ CORRUPT_SUFFIX = ".corrupt"
 NUM_KEPT = 2
 """The newest, and the one before it: for pulls that have begun, and in case the newest turns out to be damaged."""
 MAX_HEADER_BYTES = 64 << 20
+DELTA = "delta"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +59,24 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """Published parameters that the exact ones are not, and how islands get there from those published before."""
+
+    exact: Tensor  # (parameters,) fp32
+    codec: CodecName
+    payload: Tensor  # (bytes,) uint8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """Where a generation's file holds the encoded way from the version before."""
+
+    codec: CodecName
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """Where the parameters of one version lie on disk."""
 
@@ -62,6 +87,8 @@ class Generation:
     digest: bytes
     """sha-256 of the parameters."""
     outcome: Outcome
+    delta: Delta | None = None
+    """None where the parameters are the exact ones, and travel whole."""
 
     @property
     def num_values(self) -> int:
@@ -75,6 +102,11 @@ class Generation:
         """Bytes of the parameters in wire order."""
         return read_part(self.path, offset=self.data_offset + start, length=stop - start)
 
+    def read_delta(self, start: int, stop: int) -> bytes:
+        """Bytes of the encoded way from the version before."""
+        assert self.delta is not None, "asked for by those who know that there is one"
+        return read_part(self.path, offset=self.delta.offset + start, length=stop - start)
+
     def parameters(self) -> Tensor:
         """The parameters in wire order, mapped from the file; writing to them changes nobody else's."""
         shape = (self.num_values,)
@@ -86,7 +118,14 @@ def path_of(directory: Path, version: int) -> Path:
 
 
 def write_generation(
-    directory: Path, version: int, manifest: Manifest, parameters: Tensor, momentum: Tensor, *, outcome: Outcome
+    directory: Path,
+    version: int,
+    manifest: Manifest,
+    parameters: Tensor,
+    momentum: Tensor,
+    *,
+    outcome: Outcome,
+    encoded: Encoded | None = None,
 ) -> Generation:
     """Put a generation on disk; it is complete there when this returns."""
     digest = sha256(wire_bytes(parameters))
@@ -101,16 +140,32 @@ def write_generation(
         "epochs": json.dumps(dict(outcome.epochs)),
         "arrivals": json.dumps([[known.round, _rounded(known.offsets_s)] for known in outcome.arrivals]),
     }
-    header = header_bytes(_layout(manifest), sealed(metadata))
+    pieces = [wire_bytes(parameters), wire_bytes(momentum)]
+    if encoded is not None:
+        more = [wire_bytes(encoded.exact), wire_bytes(encoded.payload)]
+        metadata |= {
+            "pull_codec": encoded.codec,
+            "exact_sha256": sha256(more[0]).hex(),
+            "delta_sha256": sha256(more[1]).hex(),
+        }
+        pieces += more
+    codec = encoded.codec if encoded is not None else None
+    header = header_bytes(_layout(manifest, codec), sealed(metadata), encoded=_delta_layout(manifest, codec))
     path = path_of(directory, version)
-    write_durably(path, (header, wire_bytes(parameters), wire_bytes(momentum)))
+    write_durably(path, (header, *pieces))
     return Generation(
-        version=version, manifest=manifest, path=path, data_offset=len(header), digest=digest, outcome=outcome
+        version=version,
+        manifest=manifest,
+        path=path,
+        data_offset=len(header),
+        digest=digest,
+        outcome=outcome,
+        delta=_delta(len(header), manifest, codec),
     )
 
 
 def read_generation(path: Path) -> tuple[Generation, Tensor, Tensor]:
-    """A generation from disk with its parameters and momentum.
+    """A generation from disk with its exact parameters and its momentum.
 
     Raises:
         InputError: the file is damaged.
@@ -122,19 +177,28 @@ def read_generation(path: Path) -> tuple[Generation, Tensor, Tensor]:
         generation = _from_metadata(path, header.data_offset, metadata)
     except (KeyError, TypeError, ValueError, ValidationError) as exc:
         raise InputError(f"metadata is not that of a generation: {exc!r}", field=str(path)) from exc
-    if header.tensors != entries(_layout(generation.manifest)):
+    manifest, delta = generation.manifest, generation.delta
+    codec = delta.codec if delta is not None else None
+    if header.tensors != entries(_layout(manifest, codec), encoded=_delta_layout(manifest, codec)):
         raise InputError("tensors are not those of the manifest", field=str(path))
     parameters, momentum = torch.empty(generation.num_values), torch.empty(generation.num_values)
     with os.fdopen(open_regular(path), "rb") as file:
         file.seek(header.data_offset)
-        complete = all(file.readinto(wire_bytes(flat)) == generation.num_bytes for flat in (parameters, momentum))
-    intact = (
-        sha256(wire_bytes(parameters)) == generation.digest
-        and sha256(wire_bytes(momentum)).hex() == metadata["momentum_sha256"]
-    )
-    if not complete or not intact:
+        intact = _read_into(file, parameters, metadata["parameters_sha256"])
+        intact &= _read_into(file, momentum, metadata["momentum_sha256"])
+        if delta is not None:
+            # The exact ones take the place of the published ones, which are read from the file when they are needed.
+            intact &= _read_into(file, parameters, metadata["exact_sha256"])
+            intact &= _read_into(file, torch.empty(delta.num_bytes, dtype=torch.uint8), metadata["delta_sha256"])
+    if not intact:
         raise InputError("data is truncated or does not match its digest", field=str(path))
     return generation, parameters, momentum
+
+
+def _read_into(file: BinaryIO, flat: Tensor, digest: str) -> bool:
+    """Read what comes next in the file; whether it is there, and what it was."""
+    buffer = wire_bytes(flat)
+    return file.readinto(buffer) == len(buffer) and sha256(buffer).hex() == digest  # type: ignore[attr-defined]
 
 
 def newest_generation(directory: Path) -> tuple[Generation, Tensor, Tensor] | None:
@@ -185,8 +249,23 @@ def prune_generations(directory: Path, *, num_kept: int = NUM_KEPT) -> None:
         path.unlink(missing_ok=True)
 
 
-def _layout(manifest: Manifest) -> list[tuple[str, tuple[int, ...]]]:
-    return layout(manifest.tensors, prefix="parameters.") + layout(manifest.tensors, prefix="momentum.")
+def _layout(manifest: Manifest, codec: CodecName | None) -> list[tuple[str, tuple[int, ...]]]:
+    prefixes = ("parameters.", "momentum.", *(("exact.",) if codec is not None else ()))
+    return [tensor for prefix in prefixes for tensor in layout(manifest.tensors, prefix=prefix)]
+
+
+def _delta_layout(manifest: Manifest, codec: CodecName | None) -> list[tuple[str, tuple[int, ...]]]:
+    if codec is None:
+        return []
+    return [(DELTA, (codec_named(codec).num_bytes(num_elements(manifest.tensors)),))]
+
+
+def _delta(data_offset: int, manifest: Manifest, codec: CodecName | None) -> Delta | None:
+    """The place behind parameters, momentum and exact parameters."""
+    if codec is None:
+        return None
+    size = codec_named(codec).num_bytes(num_elements(manifest.tensors))
+    return Delta(codec=codec, offset=data_offset + 3 * num_bytes(manifest), num_bytes=size)
 
 
 def _rounded(offsets_s: Mapping[int, float]) -> dict[int, float]:
@@ -200,9 +279,12 @@ def _read_arrivals(round_number: int, offsets_s: Mapping[str, float]) -> Arrival
 
 
 def _from_metadata(path: Path, data_offset: int, metadata: Mapping[str, str]) -> Generation:
+    manifest = Manifest.model_validate_json(metadata["manifest"])
+    codec = codec_named(metadata["pull_codec"]).name if "pull_codec" in metadata else None
     return Generation(
         version=int(metadata["version"]),
-        manifest=Manifest.model_validate_json(metadata["manifest"]),
+        manifest=manifest,
+        delta=_delta(data_offset, manifest, codec),
         path=path,
         data_offset=data_offset,
         digest=bytes.fromhex(metadata["parameters_sha256"]),

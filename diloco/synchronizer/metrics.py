@@ -74,6 +74,12 @@ class Metrics:
             ["fragment"],
             registry=self.registry,
         )
+        self.pull_residual_norm = Gauge(
+            f"{prefix}pull_residual_norm",
+            "L2 norm of what the parameters that islands pull lack of the exact ones",
+            ["fragment"],
+            registry=self.registry,
+        )
         self.staleness = Histogram(
             f"{prefix}staleness_versions",
             "Versions that accepted contributions were behind",

@@ -68,6 +68,7 @@ class OuterRun:
         self, settings: SynchronizerSettings, metrics: Metrics, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._rules = settings.round_rules
+        self._pull_codec = CODECS[settings.pull_codec]
         self._num_kept = max(NUM_KEPT, settings.max_staleness + 1)
         self.published = Published(num_kept=self._num_kept)
         self._settings = settings
@@ -180,6 +181,7 @@ class OuterRun:
             outer_lr=self._settings.outer_lr,
             outer_momentum=self._settings.outer_momentum,
             max_staleness=self._rules.max_staleness,
+            pull_codec=self._pull_codec.name,
             round_timeout_s=self._rules.timeout_s,
             manifest=self._round.generation.manifest if self._round else None,
             fragments=(self._fragment_state(self._round),) if self._round else (),
@@ -282,7 +284,7 @@ class OuterRun:
                 arrivals=remember(open_round.history, open_round.arrivals()),
             )
             try:
-                step = await asyncio.to_thread(take_step, self._disk, outer, plan)
+                step = await asyncio.to_thread(take_step, self._disk, outer, plan, pull_codec=self._pull_codec)
             except NonFiniteStepError as exc:
                 self._metrics.rounds_discarded.inc()
                 logger.warning("round discarded round=%d slots=%s reason=%s", base.version, sorted(accepted), exc)
@@ -311,6 +313,7 @@ class OuterRun:
         self._metrics.rounds.labels(reason).inc()
         self._metrics.step_seconds.observe(seconds)
         self._metrics.pseudo_gradient_norm.labels(FRAGMENT).set(step.pseudo_gradient_norm)
+        self._metrics.pull_residual_norm.labels(FRAGMENT).set(step.residual_norm)
         logger.info(
             "outer step version=%d closed_by=%s slots=%s stale=%s tokens=%d pseudo_gradient_norm=%.6g seconds=%.3f",
             step.generation.version,

@@ -61,6 +61,15 @@ class Published:
             )
         return self._generations[version]
 
+    def chain(self, base_version: int, generation: Generation) -> tuple[Generation, ...]:
+        """The generations whose deltas lead from ``base_version`` to this one; none where it takes fewer bytes whole,
+        or where one of them is not kept, or has no delta."""
+        links = [self._generations.get(version) for version in range(base_version + 1, generation.version)]
+        chain = [*links, generation] if base_version < generation.version else []
+        known = tuple(link for link in chain if link is not None and link.delta is not None)
+        num_bytes = sum(link.delta.num_bytes for link in known if link.delta is not None)
+        return known if len(known) == len(chain) and num_bytes < generation.num_bytes else ()
+
     def add(self, generation: Generation) -> None:
         """Let everybody have the generation, which is on disk; `notify` then tells them."""
         self._generations[generation.version] = generation

@@ -19,9 +19,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from diloco.codec import CODECS, Codec
+from diloco.delta import encode_delta
 from diloco.outer import Contributed, OuterOptimizer, Proposal
 from diloco.synchronizer.contribution import Accepted
-from diloco.synchronizer.generation import Generation, Outcome, write_generation
+from diloco.synchronizer.generation import Encoded, Generation, Outcome, write_generation
 from diloco.synchronizer.grace import Arrivals
 from diloco.synchronizer.storage import Disk
 from diloco.synchronizer.upload import distance_between, require_finite
@@ -38,7 +40,7 @@ class Share:
 
     accepted: Accepted
     base: Generation
-    """The global parameters that it was computed against."""
+    """The global parameters, as published, that it was computed against."""
     weight: float
     """Against a fresh one of as many tokens."""
 
@@ -47,9 +49,10 @@ class Share:
 class Placed:
     """A share in the place where its pseudo-gradient puts it against the current global parameters.
 
-    With g the current parameters, b those that the island started from, l its local ones, d = b - l and w the weight,
-    that is g - w * d. A fresh contribution that carries l is l itself, mapped from its file; every other one is
-    computed when it is asked for, so that one step has memory for two of them and not for all.
+    With g the current exact parameters, b the published ones that the island started from, l its local ones, d = b - l
+    and w the weight, that is g - w * d. A fresh contribution that carries l is l itself, mapped from its file, where
+    what is published is exact; every other one is computed when it is asked for, so that one step has memory for two of
+    them and not for all.
     """
 
     share: Share
@@ -65,7 +68,7 @@ class Placed:
         vector = accepted.vector(self.current.numel())
         if not accepted.codec.carries_parameters:
             return vector.mul_(-weight).add_(self.current)
-        if accepted.staleness == 0:
+        if accepted.staleness == 0 and self.share.base.delta is None:
             return vector
         return torch.sub(vector, self.share.base.parameters()).mul_(weight).add_(self.current)
 
@@ -86,6 +89,8 @@ class Step:
 
     generation: Generation
     pseudo_gradient_norm: float
+    residual_norm: float
+    """L2 norm of what the published parameters lack of the exact ones."""
     tokens: int
     dropped: tuple[int, ...]
     """Slots whose contributions were left out, as the step overflowed with them."""
@@ -93,8 +98,10 @@ class Step:
     """Slots whose contributions were against older parameters."""
 
 
-def take_step(disk: Disk, outer: OuterOptimizer, plan: StepPlan) -> Step:
+def take_step(disk: Disk, outer: OuterOptimizer, plan: StepPlan, *, pull_codec: Codec = CODECS["fp32"]) -> Step:
     """Compute the step and write the generation. The optimizer's state is as before until the caller commits it.
+
+    The new parameters are published as ``pull_codec`` lets them travel.
 
     Raises:
         NonFiniteStepError: the result holds NaN or infinity.
@@ -111,17 +118,41 @@ def take_step(disk: Disk, outer: OuterOptimizer, plan: StepPlan) -> Step:
         outer_momentum=outer.mu,
     )
     base = plan.base
+    parameters, encoded = _published(pull_codec, proposal.parameters, base)
     with disk.writing():
         generation = write_generation(
-            disk.directory, base.version + 1, base.manifest, proposal.parameters, proposal.momentum, outcome=outcome
+            disk.directory,
+            base.version + 1,
+            base.manifest,
+            parameters,
+            proposal.momentum,
+            outcome=outcome,
+            encoded=encoded,
         )
     return Step(
         generation=generation,
         pseudo_gradient_norm=proposal.pseudo_gradient_norm,
+        residual_norm=0.0 if encoded is None else distance_between(proposal.parameters, parameters),
         tokens=sum(contributions[slot].tokens for slot in slots),
         dropped=tuple(sorted(contributions.keys() - set(slots))),
         stale=tuple(slot for slot in slots if accepted[slot].staleness),
     )
+
+
+def _published(codec: Codec, exact: Tensor, base: Generation) -> tuple[Tensor, Encoded | None]:
+    """The parameters that islands will hold, and how they get there from ``base``.
+
+    Raises:
+        NonFiniteStepError: there is no way that can be encoded.
+    """
+    if codec.carries_parameters:
+        return exact, None
+    try:
+        payload, parameters = encode_delta(codec, exact, base.parameters())
+        require_finite(parameters)
+    except InputError as exc:
+        raise NonFiniteStepError(f"outer step cannot be encoded: {exc.message}", field="contributions") from exc
+    return parameters, Encoded(exact=exact, codec=codec.name, payload=payload)
 
 
 def finite_proposal(

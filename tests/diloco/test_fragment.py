@@ -12,6 +12,7 @@ from diloco.fragment import (
     flatten_module,
     manifest_of,
     num_bytes,
+    shift_module,
     trainable,
     unflatten_into,
     wire_bytes,
@@ -112,3 +113,20 @@ def test_a_module_without_trainable_parameters_is_refused() -> None:
 def test_the_first_difference_is_named(other: tuple[TensorSpec, ...], difference: str | None) -> None:
     mine = Manifest(tensors=(spec("a", 2), spec("b", 3)))
     assert first_difference(mine, Manifest(tensors=other)) == difference
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_parameters_are_shifted_by_what_they_are_apart(dtype: torch.dtype) -> None:
+    def random(seed: int) -> torch.Tensor:
+        return torch.randn(6, generator=torch.Generator().manual_seed(seed))
+
+    module, reference = nn.Linear(5, 1).to(dtype), nn.Linear(5, 1).to(dtype)
+    for each in (module, reference):
+        unflatten_into(random(0), each)
+    unflatten_into((flatten_module(reference) - random(1)) + random(2), reference)
+    shift_module(module, base=random(1), to=random(2))
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), reference.parameters(), strict=True))
+    columns = nn.Linear(4, 3, bias=False)
+    columns.weight = nn.Parameter(torch.zeros(4, 3).t())
+    shift_module(columns, base=torch.zeros(12), to=torch.arange(12.0))
+    assert torch.equal(columns.weight, torch.arange(12.0).view(3, 4))

@@ -1,0 +1,64 @@
+"""What one answer to a pull is cut from: a generation's parameters, or the deltas that lead to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from diloco.digest import format_digest
+from diloco.schema import CODECS_HEADER, RESULT_HEADER, VERSION_HEADER
+from diloco.synchronizer.generation import Generation
+from diloco.synchronizer.published import Published
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Download:
+    """The bytes on offer to one island."""
+
+    generation: Generation
+    chain: tuple[Generation, ...] = ()
+    """The generations whose deltas make it up; none where it is the parameters themselves."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self._sizes) if self.chain else self.generation.num_bytes
+
+    @property
+    def headers(self) -> dict[str, str]:
+        digest = format_digest(self.generation.digest)
+        common = {
+            VERSION_HEADER: str(self.generation.version),
+            "Accept-Ranges": "bytes",
+            "Content-Type": "application/octet-stream",
+        }
+        if not self.chain:
+            return common | {"Repr-Digest": digest}
+        codecs = ",".join(link.delta.codec for link in self.chain if link.delta is not None)
+        return common | {CODECS_HEADER: codecs, RESULT_HEADER: digest}
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes of the whole, from disk."""
+        if not self.chain:
+            return self.generation.read(start, stop)
+        pieces, offset = [], 0
+        for link, size in zip(self.chain, self._sizes, strict=True):
+            first, last = max(start - offset, 0), min(stop - offset, size)
+            if first < last:
+                pieces.append(link.read_delta(first, last))
+            offset += size
+        return b"".join(pieces)
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [link.delta.num_bytes for link in self.chain if link.delta is not None]
+
+
+def download(published: Published, version: int | None, base_version: int | None) -> Download:
+    """What an island gets that asks for a version, or the newest, and says which one it has.
+
+    Raises:
+        VersionGoneError: that version is not kept.
+    """
+    generation = published.get(version)
+    return Download(
+        generation=generation, chain=() if base_version is None else published.chain(base_version, generation)
+    )
