@@ -11,8 +11,8 @@ from controller.budget import check_budget
 from controller.database_url import DatabaseUrl, is_database_url, parse_database_url
 from controller.policy import PolicyContext, make_policy
 from controller.policy_words import check_shadows, parse_policy
-from controller.schema import MAX_BUDGET_S, MAX_BUDGET_SYNCS, MAX_FRAGMENTS, BudgetSpec, Mode, PolicySpec
-from diloco.schema import SyncTimes
+from controller.schema import MAX_BUDGET_S, MAX_BUDGET_SYNCS, BudgetSpec, Mode, PolicySpec
+from diloco.schema import MAX_FRAGMENTS, SyncTimes
 from service.errors import InputError
 from service.settings import CommaSeparated, ServiceSettings
 

@@ -10,12 +10,11 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from diloco.schema import DEFAULT_SYNC_TIMEOUT_S, Progress, Slot, SyncReport
+from diloco.schema import DEFAULT_SYNC_TIMEOUT_S, MAX_FRAGMENTS, Progress, Slot, SyncReport
 from service.wire import Order, Wire
 from sidecar.schema import LoadSample, Name
 
 MAX_BATCH_SAMPLES = 20_000
-MAX_FRAGMENTS = 1024
 
 
 class Mode(StrEnum):

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from math import prod
 
+from diloco.errors import ManifestError
 from diloco.schema import Manifest
 from service.errors import InputError
 
@@ -57,6 +58,21 @@ def first_cut_difference(ours: Sequence[Manifest], theirs: Sequence[int]) -> str
         if len(mine.tensors) != num_tensors:
             return f"fragment {index} has {_plural(num_tensors, 'tensor')} against {len(mine.tensors)} here"
     return None
+
+
+def check_fragments(ours: Sequence[Manifest], theirs: Sequence[int]) -> None:
+    """Refuse to be in a run that cuts the same model in another way; its fragments have ``theirs`` tensors.
+
+    Raises:
+        ManifestError: naming the first difference.
+    """
+    difference = first_cut_difference(ours, theirs)
+    if difference is not None:
+        raise ManifestError(
+            f"the run cuts the model in another way: {difference}",
+            field="num_fragments",
+            remedy=f"give --num-fragments {len(theirs)}, or a new run to a synchronizer with another --directory",
+        )
 
 
 def _smallest_limit(sizes: Sequence[int], num_fragments: int) -> int:

@@ -7,11 +7,15 @@ carries g - l. Sizes, ranges and digests are those of the encoded bytes.
 Each chunk carries ``Content-Range`` and ``Content-Digest`` (RFC 9530, sha-256), the whole carries ``Repr-Digest``.
 Uploads continue at ``received_bytes`` of the last answer, which may lie before or behind the chunk just sent.
 
-| ``PUT /v1/fragments/{f}`` | initial offer, see `InitReply` |
+| ``PUT /v1/fragments/0`` | initial offer of the parameters of all fragments, see `InitReply` |
 | ``PUT /v1/rounds/{round}/fragments/{f}/contributions/{slot}?epoch=&tokens=&codec=`` | see `ChunkReply` |
 | ``HEAD /v1/fragments/{f}?after_version=&wait_s=`` | long poll: 200 and `VERSION_HEADER`, or 204 |
 | ``GET /v1/fragments/{f}?version=`` with ``Range`` | bytes of the global parameters |
-| ``GET /v1/state?slot=&round=`` | `OuterState`; with slot and round from an island that comes to contribute |
+| ``GET /v1/state?slot=&round=&fragment=`` | `OuterState`; with slot and round from an island that comes to contribute |
+
+A round here is a fragment's own: the version of the fragment when it opens. Everywhere else rounds are numbered through
+the run, of which each syncs one of F fragments in turn: round R of the run is round R div F of the fragment R mod F
+(see `diloco.turns`). With one fragment, which is the whole model, both are the same.
 
 A contribution may also say what its round was directed to: ``quorum=`` contributions that it must have, ``expected=``
 islands that were told to come, ``closes_in_s=`` that it has left. Lower ones than the synchronizer's settings count.
@@ -44,6 +48,7 @@ MAX_DETAIL = 2000
 VERSION_HEADER = "X-Wadiloco-Version"
 """Version of a fragment's global parameters: the number of outer steps taken on it."""
 
+MAX_FRAGMENTS = 1024
 MAX_SLOTS = 4096
 MAX_STALENESS = 64
 """Versions that a contribution may be behind: the synchronizer keeps the parameters of all of them on disk."""
@@ -200,9 +205,10 @@ class Manifest(Wire):
 
 
 class InitReply(Wire):
-    """Answer to the offer of initial parameters (``PUT /v1/fragments/{f}``) or to one chunk of it.
+    """Answer to the offer of initial parameters (``PUT /v1/fragments/0``) or to one chunk of it.
 
-    The offer is a safetensors file whose metadata holds the `Manifest`; the first one to be complete wins.
+    The offer is a safetensors file whose metadata holds the `Manifest` of the whole model and, if they are more than
+    one, the number of fragments; the first one to be complete wins. The run then begins with all fragments at once.
     """
 
     accepted: bool
@@ -262,6 +268,9 @@ class RoundState(Wire):
 
 class FragmentState(Wire):
     fragment: int
+    num_tensors: Count | None = None
+    """How many parameters of the manifest it has, which follow those of the fragment before; None of an older version,
+    which has one fragment."""
     version: Count
     num_bytes: Count
     digest: str
@@ -281,7 +290,9 @@ class OuterState(Wire):
     round_timeout_s: float | None = None
     """Time after which a round closes with those who came, by the synchronizer's own settings."""
     manifest: Manifest | None
+    """Of the whole model."""
     fragments: tuple[FragmentState, ...]
+    """In order; none before the run has begun."""
 
 
 class AgentStatus(Wire):

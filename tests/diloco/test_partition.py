@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 from math import prod
 
 import pytest
@@ -64,7 +64,7 @@ def test_no_other_cut_has_a_smaller_largest_fragment(sizes: list[int], data: st.
     number = data.draw(st.integers(1, most_fragments(whole)))
     largest = max(sum(sizes_of(fragment)) for fragment in cut(whole, number))
     ends = ((0, *inner, len(sizes)) for inner in combinations(range(1, len(sizes)), number - 1))
-    best = min(max(sum(sizes[a:b]) for a, b in zip(end, end[1:], strict=False)) for end in ends)
+    best = min(max(sum(sizes[a:b]) for a, b in pairwise(end)) for end in ends)
     assert largest == best
 
 

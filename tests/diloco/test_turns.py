@@ -33,7 +33,9 @@ def test_whatever_the_versions_are_all_rounds_before_the_next_one_have_been(vers
     number = next_round(versions)
     due = place_of(number, num_fragments)
     assert versions[due.fragment] == due.version
-    assert all(versions[place.fragment] > place.version for place in (place_of(r, num_fragments) for r in range(number)))
+    assert all(
+        versions[place.fragment] > place.version for place in (place_of(r, num_fragments) for r in range(number))
+    )
 
 
 def test_one_fragment_counts_as_the_run_does() -> None:
