@@ -44,7 +44,8 @@ class ControllerSettings(ServiceSettings):
     """Contributions that a round must have; for the others it waits as long as stragglers were late lately, at most as
     long as the synchronizer's grace_max_s. By default all islands that are told to come."""
     num_fragments: int = Field(default=1, ge=1, le=MAX_FRAGMENTS)
-    """Parts of the parameters that sync in turn. Islands that cannot sync so many one by one are refused."""
+    """Parts of the parameters that sync in turn, one in each round. It belongs to the run: islands take it over from
+    here, and it cannot change once the run has begun."""
     policy: str = "wa_diloco"
     """no_sync, fixed_h, adaptive_tokens, pressure_gate, random_deferral, wa_diloco, wa_calibrated, wa_forecast, or one
     that another package brings along."""

@@ -1,5 +1,7 @@
 """The state of one island between outer steps, and the arithmetic of leaving and joining a round.
 
+All of it is of the parameters that sync together: of the whole model, or of one fragment (see `diloco.streaming`).
+
 With g the global parameters at the last sync and l the local ones, the pseudo-gradient is Δ = g - l (Douillard et al.,
 2023, arXiv 2311.08105). An fp32 contribution carries l itself, because an fp32 Δ cannot: where l is small against g (a
 weight that passes through zero), fl(g - fl(g - l)) ≠ l. The synchronizer holds g, so it knows Δ all the same, and its
@@ -23,6 +25,7 @@ Base is l as pushed all the same: what this one left out is owed to the next (`d
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,7 +33,8 @@ from torch import Tensor, nn
 
 from diloco.codec import CODECS, Codec, new_vector
 from diloco.feedback import Encoded, ErrorFeedback
-from diloco.fragment import flatten_module, unflatten_into
+from diloco.fragment import flatten_module, manifest_of, unflatten_into
+from diloco.schema import Manifest
 from service.errors import InputError, WadilocoError
 
 
@@ -62,12 +66,18 @@ class Contribution:
 class Island:
     """A module, the global parameters that it last adopted, and what it did since."""
 
-    def __init__(self, module: nn.Module, codec: Codec = CODECS["fp32"]) -> None:
-        """The module as it stands is version 0 of the global parameters until `rebase` says otherwise."""
+    def __init__(
+        self, module: nn.Module, codec: Codec = CODECS["fp32"], *, names: Collection[str] | None = None
+    ) -> None:
+        """The module as it stands is version 0 of the global parameters until `rebase` says otherwise.
+
+        ``names`` are the parameters of the fragment that this is about; None: all.
+        """
         self.module = module
         self.codec = codec
+        self._names = names
         self.version = 0
-        self.global_flat = flatten_module(module)
+        self.global_flat = self._flatten()
         self.steps_since_sync = 0
         self.tokens_since_sync = 0
         self.accepted: Contribution | None = None
@@ -76,6 +86,16 @@ class Island:
         """None where nothing is lost."""
         self._scratch = torch.empty_like(self.global_flat)
 
+    @property
+    def manifest(self) -> Manifest:
+        return manifest_of(self.module, names=self._names)
+
+    def _flatten(self, *, out: Tensor | None = None) -> Tensor:
+        return flatten_module(self.module, names=self._names, out=out)
+
+    def _set(self, flat: Tensor) -> None:
+        unflatten_into(flat, self.module, names=self._names)
+
     def count_step(self, tokens: int) -> None:
         """An inner step was taken on so many tokens."""
         self.steps_since_sync += 1
@@ -83,7 +103,7 @@ class Island:
 
     def update_norm(self) -> float:
         """L2 norm of the pseudo-gradient so far."""
-        difference = torch.sub(self.global_flat, flatten_module(self.module, out=self._scratch), out=self._scratch)
+        difference = torch.sub(self.global_flat, self._flatten(out=self._scratch), out=self._scratch)
         return float(torch.linalg.vector_norm(difference))
 
     def contribution(self) -> Contribution:
@@ -92,7 +112,7 @@ class Island:
         Raises:
             NonFiniteError: they hold NaN or infinity, or their pseudo-gradient cannot be encoded.
         """
-        local = flatten_module(self.module)
+        local = self._flatten()
         try:
             encoded = self._encoded_difference(local)
             payload = self.codec.encode(local) if encoded is None else encoded.payload
@@ -124,10 +144,10 @@ class Island:
                 self.feedback.settle(merged.encoded)
         if self.steps_since_sync:
             base = merged.local if merged is not None else self.global_flat
-            unmerged = torch.sub(flatten_module(self.module, out=self._scratch), base, out=self._scratch)
-            unflatten_into(unmerged.add_(new_global), self.module)
+            unmerged = torch.sub(self._flatten(out=self._scratch), base, out=self._scratch)
+            self._set(unmerged.add_(new_global))
         else:
-            unflatten_into(new_global, self.module)
+            self._set(new_global)
         self.global_flat.copy_(new_global)
         self.version = version
         return merged

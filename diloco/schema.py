@@ -120,6 +120,7 @@ class Progress(Wire):
     step: Count
     """Inner steps since the run began."""
     inner_steps_since_sync: Count
+    """Since the last sync, whichever fragment it moved."""
     tokens: Count
     tokens_since_sync: Count
     loss: float | None = None
@@ -133,7 +134,7 @@ class Progress(Wire):
     step_time_s: float | None = Field(default=None, ge=0)
     """Median wall time of the recent inner steps."""
     round: Count = 0
-    """Outer steps applied so far: the version of the global parameters that the island trains from."""
+    """Outer steps applied so far, on all fragments together: the round that is next."""
     phase: Phase = Phase.STARTING
     last_sync_at_s: float | None = Field(default=None, ge=0)
     """Unix time when the last outer step was applied; None before the first."""
@@ -165,7 +166,8 @@ class SyncReport(Wire):
     """One outer sync as an island saw it. Reported once per (slot, round); repeats are ignored."""
 
     round: Count
-    """Version that the contribution was computed against: 0 for the first outer step."""
+    """Round of the run that the contribution was for: 0 for the first outer step. With one fragment, the version of the
+    global parameters that it was computed against."""
     outcome: SyncOutcome
     started_s: float = Field(ge=0)
     """Unix time when the rank left the inner loop."""
@@ -313,6 +315,8 @@ class AgentStatus(Wire):
     worker_ready: bool
     """The worker has joined the run: it holds global parameters."""
     num_parameters: int | None
+    num_fragments: int | None = None
+    """Parts of the parameters that sync in turn; None before the worker has joined the run."""
     codec: CodecName = "fp32"
     """How its contributions are encoded."""
     restarts: Count

@@ -52,6 +52,8 @@ class AgentState:
     progress: Progress = field(default_factory=no_progress)
     reports: deque[SyncReport] = field(default_factory=lambda: deque(maxlen=MAX_UNACKNOWLEDGED))
     num_parameters: int | None = None
+    num_fragments: int | None = None
+    """Of the run, once a worker has joined it."""
     worker_pid: int | None = None
     worker_ready: bool = False
     restarts: int = 0
@@ -160,6 +162,7 @@ class AgentState:
             worker_pid=self.worker_pid,
             worker_ready=self.worker_ready,
             num_parameters=self.num_parameters,
+            num_fragments=self.num_fragments,
             codec=self.settings.codec,
             restarts=self.restarts,
             unacknowledged_syncs=len(self.reports),
