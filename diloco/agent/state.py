@@ -53,7 +53,7 @@ class AgentState:
     reports: deque[SyncReport] = field(default_factory=lambda: deque(maxlen=MAX_UNACKNOWLEDGED))
     num_parameters: int | None = None
     num_fragments: int | None = None
-    """Of the run, once a worker has joined it."""
+    """Of the run that the worker has joined; None before."""
     worker_pid: int | None = None
     worker_ready: bool = False
     restarts: int = 0
@@ -134,7 +134,7 @@ class AgentState:
         self.progress = progress.model_copy(update={"restarts": self.restarts})
 
     def worker_ended(self) -> None:
-        self.worker_pid, self.worker_ready = None, False
+        self.worker_pid, self.worker_ready, self.num_fragments = None, False, None
 
     def drop_unsynced(self) -> None:
         """The next worker of this slot goes on from the global parameters: steps since the last sync are lost."""

@@ -65,12 +65,14 @@ class OuterRun:
         fragment: int,
         disk: Disk,
         intake: Intake,
+        published: Published | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``published`` is one for which somebody waits already."""
         self.fragment = fragment
         self._rules = settings.round_rules
         self._num_kept = max(NUM_KEPT, settings.max_staleness + 1)
-        self.published = Published(num_kept=self._num_kept)
+        self.published = published or Published(num_kept=self._num_kept)
         self._settings = settings
         self._directory = disk.directory
         self._disk = disk

@@ -48,6 +48,7 @@ class Run:
         self._offer_lock = asyncio.Lock()
         self._begun = asyncio.Event()
         self._manifest: Manifest | None = None
+        self._fragments: tuple[OuterRun, ...] = ()
         self._fragments = self._open(1)
         metrics.open_contributions.set_function(lambda: sum(f.num_contributions for f in self._fragments))
         metrics.grace_seconds.set_function(lambda: max(f.grace_s for f in self._fragments))
@@ -177,5 +178,6 @@ class Run:
             fragment=fragment,
             disk=disk,
             intake=self._offers.beside(disk, scope=f"fragment-{fragment}-"),
+            published=self._fragments[0].published if self._fragments and fragment == 0 else None,
             clock=self._clock,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -168,3 +169,13 @@ def test_a_state_lists_the_fragments_and_refuses_those_that_there_are_not(
     assert "the run has 2" in answer.json()["message"]
     metrics = client._http.get("/metrics").text
     assert all(f'wadiloco_synchronizer_version{{fragment="{index}"}} 0.0' in metrics for index in range(2))
+
+
+def test_who_waits_for_parameters_gets_them_when_a_run_of_several_fragments_begins(
+    serve: Serve, connect: Connect, tmp_path: Path
+) -> None:
+    client = connect(serve(tmp_path))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client._http.head, "/v1/fragments/0", params={"wait_s": 30}, timeout=40)
+        client.init(MANIFEST, torch.zeros(SIZE), deadline_s=soon(), num_fragments=3)
+        assert waiting.result(40).headers["X-Wadiloco-Version"] == "0"
