@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from diloco.protocol import SyncPriority
 from diloco.scheduling import MAX_CORES
-from diloco.schema import CodecName, Slot
+from diloco.schema import MAX_FRAGMENTS, CodecName, Slot
 from service.peers import split_urls
 from service.settings import ServiceSettings, Url
 from sidecar.schema import Name
@@ -85,6 +85,9 @@ class IslandSettings(ServiceSettings):
     """Decoupled weight decay."""
     clip_norm: float = Field(default=1.0, gt=0)
     """Gradients with a larger norm are scaled down to it."""
+    num_fragments: int | None = Field(default=None, ge=1, le=MAX_FRAGMENTS)
+    """Without a controller, which decides it where there is one: parts of the model that sync in turn. By default those
+    of the run that there is, and 1 in a new one."""
 
     cores: tuple[Core, ...] = ()
     """Numbers of the CPU cores that the worker is pinned to, such as 0,1; by default it may use all."""
@@ -131,6 +134,8 @@ class IslandSettings(ServiceSettings):
             raise ValueError(f"width {self.width} must be a multiple of num_heads {self.num_heads}")
         if self.controller is None and (self.slot is None or self.synchronizer is None):
             raise ValueError("controller is not set: give its URL, or give both slot and synchronizer")
+        if self.controller is not None and self.num_fragments is not None:
+            raise ValueError("num_fragments is the controller's to say: give it there, or leave out the controller")
         if self.slot is not None and self.slot >= self.data_shards:
             raise ValueError(f"slot {self.slot} has no shard of the data: data_shards is {self.data_shards}")
         if self.restart_backoff_max_s < self.restart_backoff_s:
