@@ -279,5 +279,7 @@ def trained_loss(url: str, connect: Connect, codec: CodecName) -> tuple[float, f
 def test_training_with_four_bits_comes_to_the_loss_of_fp32(serve: Serve, connect: Connect, tmp_path: Path) -> None:
     start, plain = trained_loss(serve(tmp_path / "fp32", quorum=2), connect, "fp32")
     _, compressed = trained_loss(serve(tmp_path / "int4", quorum=2), connect, "int4")
+    _, both_ways = trained_loss(serve(tmp_path / "both", quorum=2, pull_codec="int4"), connect, "int4")
     assert plain < 0.6 * start
     assert compressed == pytest.approx(plain, rel=0.03)
+    assert both_ways == pytest.approx(plain, rel=0.03)
