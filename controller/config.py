@@ -11,8 +11,8 @@ from controller.budget import check_budget
 from controller.database_url import DatabaseUrl, is_database_url, parse_database_url
 from controller.policy import PolicyContext, make_policy
 from controller.policy_words import check_shadows, parse_policy
-from controller.schema import MAX_BUDGET_S, MAX_BUDGET_SYNCS, MAX_FRAGMENTS, BudgetSpec, Mode, PolicySpec
-from diloco.schema import SyncTimes
+from controller.schema import MAX_BUDGET_S, MAX_BUDGET_SYNCS, BudgetSpec, Mode, PolicySpec
+from diloco.schema import MAX_FRAGMENTS, SyncTimes
 from service.errors import InputError
 from service.settings import CommaSeparated, ServiceSettings
 
@@ -44,7 +44,8 @@ class ControllerSettings(ServiceSettings):
     """Contributions that a round must have; for the others it waits as long as stragglers were late lately, at most as
     long as the synchronizer's grace_max_s. By default all islands that are told to come."""
     num_fragments: int = Field(default=1, ge=1, le=MAX_FRAGMENTS)
-    """Parts of the parameters that sync in turn. Islands that cannot sync so many one by one are refused."""
+    """Parts of the parameters that sync in turn, one in each round. It belongs to the run: islands take it over from
+    here, and it cannot change once the run has begun."""
     policy: str = "wa_diloco"
     """no_sync, fixed_h, adaptive_tokens, pressure_gate, random_deferral, wa_diloco, wa_calibrated, wa_forecast, or one
     that another package brings along."""

@@ -235,6 +235,7 @@ class Controller:
             paused=self.state.paused,
             autonomy=self._autonomy(),
             sync_timeout_s=settings.sync_timeout_s,
+            num_fragments=settings.num_fragments,
         )
 
     def _repeat_open_sync(self, agent: AgentRecord) -> None:

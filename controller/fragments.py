@@ -4,7 +4,8 @@ With F fragments each round syncs one of them, in turn; when rounds come is the 
 of Streaming DiLoCo (Douillard et al., 2025, arXiv 2501.18512): the peak of the traffic falls to 1 / F. The number of
 the round alone says whose turn it is: the schedule survives restarts and has no state.
 
-What an island can sync it says when it registers; today that is the whole model at once, so F = 1 is what runs.
+Islands learn F with their lease. Each fragment has versions of its own; round R takes the fragment R mod F from its
+version R div F to the next, so that "the run is at version V" means that rounds 0 to V - 1 have been.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@ A round closes when every expected slot that still lives has reported, or at its
 slots also `report_grace_s` after that many were applied: an island that hangs holds up nobody. Reports that come later
 are added to it all the same. One that failed altogether is tried again after `RETRY_AFTER_S` under the same number.
 
-Every outer step counts once, as one sync of the budget. What proves it is the version of the global parameters, which
-islands tell with their progress and their reports: when version v appears, rounds up to v - 1 were applied, whether or
-not anybody reports them. One that no report told of yet is entered as `UNREPORTED`, and late reports fill it in.
+Every outer step counts once, as one sync of the budget, also where it moves one of several fragments. What proves it is
+the version of the global parameters, which islands tell with their progress and their reports, and which counts the
+outer steps on all fragments together: when version v appears, rounds up to v - 1 were applied, whether or not anybody
+reports them. One that no report told of yet is entered as `UNREPORTED`, and late reports fill it in.
 
 A synchronizer that lost its state counts versions from 0 again. Versions below the highest one prove nothing then: a
 round there counts when it closes with a contribution applied, unless it was counted before. A slot contributes once

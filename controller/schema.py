@@ -10,12 +10,11 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from diloco.schema import DEFAULT_SYNC_TIMEOUT_S, Progress, Slot, SyncReport
+from diloco.schema import DEFAULT_SYNC_TIMEOUT_S, MAX_FRAGMENTS, Progress, Slot, SyncReport
 from service.wire import Order, Wire
 from sidecar.schema import LoadSample, Name
 
 MAX_BATCH_SAMPLES = 20_000
-MAX_FRAGMENTS = 1024
 
 
 class Mode(StrEnum):
@@ -61,7 +60,7 @@ class AgentRegistration(Wire):
     """Where the agent's own HTTP service listens."""
     num_parameters: int | None = Field(default=None, ge=1)
     num_fragments: int = Field(default=1, ge=1, le=MAX_FRAGMENTS)
-    """Parts of the parameters that its worker can sync one by one."""
+    """Most parts of the parameters that its worker can sync one by one; how many there are, the lease says."""
 
 
 class Autonomy(Wire):
@@ -97,6 +96,8 @@ class AgentLease(Wire):
     autonomy: Autonomy
     sync_timeout_s: float = Field(default=DEFAULT_SYNC_TIMEOUT_S, gt=0)
     """From the directive of a round until its islands give up on it; all other deadlines follow (`SyncTimes`)."""
+    num_fragments: int = Field(default=1, ge=1, le=MAX_FRAGMENTS)
+    """Parts of the parameters that sync in turn in this run, one in each round."""
 
 
 class Heartbeat(Wire):
@@ -133,12 +134,13 @@ class Directive(Wire):
     epoch: int
     t_s: float
     round: int | None = None
-    """For `sync`: version of the global parameters that the contribution must be against."""
+    """For `sync`: number of the round. The island contributes to it, or to the next one if it is over."""
     quorum: int | None = Field(default=None, ge=1)
     """For `sync`: how many contributions the round must have; it need not wait for more."""
     expected: int | None = Field(default=None, ge=1)
     """For `sync`: how many islands are told to come to the round."""
     fragments: tuple[int, ...] = (0,)
+    """For `sync`: what the round moves, which follows from its number."""
     not_before_s: float | None = None
     deadline_s: float | None = None
     """For `sync`: the island gives up waiting for the round after this Unix time and trains on."""

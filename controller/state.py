@@ -43,6 +43,7 @@ class FleetState:
         self.journal = journal
         self.reader = reader
         self.run_id = restore_run_id(settings, meta)
+        keep_num_fragments(settings, meta)
         self.run_started_s = float(meta.get("run_started_s", now_s))
         self.paused = meta.get("paused") == "1"
         self.last_decision_id = reader.last_id("decisions")
@@ -86,6 +87,7 @@ class FleetState:
         self.mailboxes = Mailboxes(journal, reader.values("directives", Box), seq=seq)
         self._restore_orders(meta, now_s)
         journal.put("meta", "run_id", self.run_id)
+        journal.put("meta", "num_fragments", str(settings.num_fragments))
         journal.put("meta", "run_started_s", repr(self.run_started_s))
         journal.put("meta", "directive_seq", str(seq))
 
@@ -218,3 +220,15 @@ def restore_run_id(settings: ControllerSettings, meta: dict[str, str]) -> str:
             remedy="drop --run-id, or name another --journal",
         )
     return kept or settings.run_id or f"run-{secrets.token_hex(4)}"
+
+
+def keep_num_fragments(settings: ControllerSettings, meta: dict[str, str]) -> None:
+    """Raises `ConfigError` when the run of the journal has begun with other fragments, by which its rounds count."""
+    before = int(meta.get("num_fragments", 1))
+    has_begun = int(meta.get("rounds_counted_to", 0)) > 0 or int(meta.get("rounds_applied", 0)) > 0
+    if has_begun and before != settings.num_fragments:
+        raise ConfigError(
+            f"the run in the journal {settings.journal} has {before}, not {settings.num_fragments}",
+            field="num_fragments",
+            remedy=f"give --num-fragments {before}, or begin another run with another --journal",
+        )

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from diloco.boundary import Boundary, at_once
 from diloco.errors import RoundClosedError
-from diloco.fragment import manifest_of
 from diloco.island import Capture, Contribution, Island, NonFiniteError
 from diloco.protocol import SyncCommand
-from diloco.schema import MAX_DETAIL, OuterState, SyncOutcome, SyncReport
+from diloco.schema import MAX_DETAIL, FragmentState, InitReply, OuterState, SyncOutcome, SyncReport
 from diloco.transport import Held, SynchronizerClient
+from diloco.turns import Place, round_of
 from service.errors import UnavailableError, WadilocoError
 
 
@@ -31,6 +32,9 @@ class Tally:
 
     started_s: float
     round: int
+    """As the fragment counts; the report says it as the run does."""
+    fragment: int = 0
+    num_fragments: int = 1
     inner_steps: int = 0
     tokens: int = 0
     update_norm: float | None = None
@@ -63,37 +67,16 @@ class Pending:
     """The round closes with a version newer than this."""
 
 
-class Exchange:
-    """Runs the syncs of one island against one synchronizer."""
+class Syncs(ABC):
+    """What a sync is made of, whatever takes part in it."""
 
-    def __init__(self, island: Island, client: SynchronizerClient, *, slot: int) -> None:
-        self._island = island
-        self._client = client
-        self._slot = slot
-        self._at_boundary: Boundary = at_once
-        self._offered: Contribution | None = None
-        """Contribution whose push ended without an answer: it may have arrived."""
-        self.outer_state: OuterState | None = None
-        """What the synchronizer said of itself last."""
+    outer_state: OuterState | None = None
+    """What the synchronizer said of itself last."""
+    _at_boundary: Boundary = staticmethod(at_once)
 
-    def join(self, *, deadline_s: float) -> None:
-        """Become part of the run: offer the initial parameters, or start from the global ones if there are any.
-
-        Raises:
-            ManifestError: the run trains another model.
-            UnavailableError: no synchronizer until the deadline.
-        """
-        island = self._island
-        reply = self._client.init(manifest_of(island.module), island.global_flat, deadline_s=deadline_s)
-        if reply.accepted:
-            island.version = reply.version
-            return
-        version = self._client.pull(reply.version, island.incoming, deadline_s=deadline_s)
-        island.rebase(island.incoming, version)
-
-    def capture(self) -> Capture:
-        """The local parameters now, which `run` then contributes; at a step boundary."""
-        return self._island.capture(beside=self._offered)
+    @abstractmethod
+    def capture(self, command: SyncCommand) -> Capture:
+        """The local parameters now, which `run` then contributes by that command; at a step boundary."""
 
     def run(
         self, command: SyncCommand, *, captured: Capture | None = None, at_boundary: Boundary = at_once
@@ -102,11 +85,15 @@ class Exchange:
 
         It contributes what was captured, or what it captures itself.
         """
-        self._at_boundary = at_boundary
+        self.meet_at(at_boundary)
         try:
             return self._run(command, captured)
         finally:
-            self._at_boundary = at_once
+            self.meet_at(at_once)
+
+    def meet_at(self, boundary: Boundary) -> None:
+        """Touch the module there from now on."""
+        self._at_boundary = boundary
 
     def _run(self, command: SyncCommand, captured: Capture | None) -> SyncReport | None:
         begun = self.begin(command, captured)
@@ -114,11 +101,11 @@ class Exchange:
             return begun
         return self.finish(begun, lambda: self.await_end(begun))
 
+    @abstractmethod
     def begin(self, command: SyncCommand, captured: Capture | None = None) -> SyncReport | Pending | None:
         """Contribute. The report when that ended the sync, None if the island already is beyond the command's round."""
-        tally = Tally(started_s=time.time(), round=self._island.version)
-        return self._reported(command, tally, lambda: self._contribute(command, tally, captured))
 
+    @abstractmethod
     def await_end(self, pending: Pending) -> int:
         """Wait until the round closes, and download what it made; returns the version.
 
@@ -126,22 +113,25 @@ class Exchange:
             TimeoutError: it is open at the deadline.
             WadilocoError: the download failed.
         """
-        version = self._client.wait_version(pending.after_version, deadline_s=pending.command.deadline_s)
-        if version is None:
-            raise TimeoutError
-        return self._pull(version, pending.command, pending.tally)
 
     def finish(self, pending: Pending, end: Callable[[], int]) -> SyncReport:
         """Adopt what ``end`` returned the version of (`await_end`), or report its error."""
 
         def adopt() -> SyncOutcome:
-            version = end()
-            self._at_boundary(lambda: self._take(version))
+            self._take_end(pending, end())
             return SyncOutcome.APPLIED
 
         report = self._reported(pending.command, pending.tally, adopt)
         assert isinstance(report, SyncReport), "a sync that was begun has an outcome"
         return report
+
+    @abstractmethod
+    def _take_end(self, pending: Pending, version: int) -> None:
+        """Go on from what was downloaded."""
+
+    @abstractmethod
+    def _start_over(self) -> None:
+        """Drop the local progress, which is no use any more."""
 
     def _reported(
         self, command: SyncCommand, tally: Tally, work: Callable[[], SyncOutcome | Pending | None]
@@ -153,13 +143,15 @@ class Exchange:
         except WadilocoError as exc:
             outcome, detail = SyncOutcome.FAILED, str(exc)
             if isinstance(exc, NonFiniteError):
-                self._start_over()
+                # Unless the inner loop has ended anyway.
+                with contextlib.suppress(UnavailableError):
+                    self._at_boundary(self._start_over)
         except TimeoutError:
             outcome, detail = SyncOutcome.FAILED, "round still open at the deadline"
         if outcome is None or isinstance(outcome, Pending):
             return outcome
         return SyncReport(
-            round=tally.round,
+            round=round_of(Place(tally.fragment, tally.round), tally.num_fragments),
             outcome=outcome,
             started_s=tally.started_s,
             pushed_s=tally.pushed_s,
@@ -176,27 +168,91 @@ class Exchange:
             detail=detail[:MAX_DETAIL],
         )
 
-    def _start_over(self) -> None:
-        """Give up local progress that cannot be contributed, unless the inner loop has ended anyway."""
-        island = self._island
-        with contextlib.suppress(UnavailableError):
-            self._at_boundary(lambda: island.rebase(island.global_flat, island.version))
 
-    def _contribute(self, command: SyncCommand, tally: Tally, captured: Capture | None) -> SyncOutcome | Pending | None:
+class Exchange(Syncs):
+    """Runs the syncs of one island, or of one of its fragments, against one synchronizer."""
+
+    def __init__(
+        self,
+        island: Island,
+        client: SynchronizerClient,
+        *,
+        slot: int,
+        fragment: int = 0,
+        begin_run: Callable[[float], object] | None = None,
+        check: Callable[[OuterState], None] = lambda _: None,
+    ) -> None:
+        """``begin_run`` offers the whole model, until the deadline that it is given; None: this is the whole model.
+        ``check`` raises when the synchronizer has come to hold another run.
+        """
+        self._island = island
+        self._client = client
+        self._slot = slot
+        self._fragment = fragment
+        self._begin_run = begin_run or self._offer
+        self._check = check
+        self._offered: Contribution | None = None
+        """Contribution whose push ended without an answer: it may have arrived."""
+
+    @property
+    def version(self) -> int:
+        """Of the global parameters that the island last adopted."""
+        return self._island.version
+
+    def join(self, *, deadline_s: float) -> None:
+        """Become part of the run: offer the initial parameters, or start from the global ones if there are any.
+
+        Raises:
+            ManifestError: the run trains another model.
+            UnavailableError: no synchronizer until the deadline.
+        """
+        island = self._island
+        reply = self._offer(deadline_s)
+        if reply.accepted:
+            island.version = reply.version
+        else:
+            self.start_from(reply.version, deadline_s=deadline_s)
+
+    def start_from(self, version: int, *, deadline_s: float) -> None:
+        """Download the global parameters, ``version`` or newer, and start from them."""
+        island = self._island
+        version = self._client.pull(version, island.incoming, deadline_s=deadline_s)
+        island.rebase(island.incoming, version)
+
+    def capture(self, command: SyncCommand | None = None) -> Capture:
+        return self._island.capture(beside=self._offered)
+
+    def begin(self, command: SyncCommand, captured: Capture | None = None) -> SyncReport | Pending | None:
+        tally = Tally(started_s=time.time(), round=self._island.version)
+        return self._reported(command, tally, lambda: self.contribute(command, tally, captured))
+
+    def await_end(self, pending: Pending) -> int:
+        version = self._client.wait_version(pending.after_version, deadline_s=pending.command.deadline_s)
+        if version is None:
+            raise TimeoutError
+        return self._pull(version, pending.command, pending.tally)
+
+    def _take_end(self, pending: Pending, version: int) -> None:
+        self._at_boundary(lambda: self._take(version))
+
+    def _start_over(self) -> None:
+        self._island.rebase(self._island.global_flat, self._island.version)
+
+    def _offer(self, deadline_s: float) -> InitReply:
+        return self._client.init(self._island.manifest, self._island.global_flat, deadline_s=deadline_s)
+
+    def contribute(self, command: SyncCommand, tally: Tally, captured: Capture | None) -> SyncOutcome | Pending | None:
+        """What `begin` reports of."""
         island = self._island
         captured = captured or self._at_boundary(self.capture)
-        self._settle(command)
+        self.settle(command)
         state = self._ask_state(command)
-        version = state.fragments[0].version
         if captured.tokens > 0 and self._is_worth_as_stale(command, state):
             return self._push_own(captured, command, tally)
-        if version != island.version:
-            merged = self._adopt(version, command, tally)
-            if merged is not None and (command.round is None or command.round <= merged.in_round):
-                tally.was_merged(merged)
-                return SyncOutcome.APPLIED
-        elif self._slot not in state.fragments[0].open_round.slots:
-            island.accepted = None
+        merged = self.follow(state, command, tally)
+        if merged is not None and (command.round is None or command.round <= merged.in_round):
+            tally.was_merged(merged)
+            return SyncOutcome.APPLIED
         if command.round is not None and command.round < island.version:
             return None
         if captured.round != island.version:
@@ -210,6 +266,18 @@ class Exchange:
             return self._push_own(captured, command, tally)
         tally.stands_for(accepted)
         return Pending(command=command, tally=tally, after_version=island.version)
+
+    def follow(self, state: OuterState, command: SyncCommand, tally: Tally) -> Contribution | None:
+        """Adopt the version that the state tells of; the own contribution that is in it, if one is."""
+        mine = self._mine(state)
+        if mine.version != self._island.version:
+            return self._adopt(mine.version, command, tally)
+        if self._slot not in mine.open_round.slots:
+            self._island.accepted = None
+        return None
+
+    def _mine(self, state: OuterState) -> FragmentState:
+        return state.fragments[self._fragment]
 
     def _push_own(self, captured: Capture, command: SyncCommand, tally: Tally) -> SyncOutcome | Pending:
         """Contribute the local parameters as they were captured."""
@@ -231,14 +299,14 @@ class Exchange:
 
     def _is_worth_as_stale(self, command: SyncCommand, state: OuterState) -> bool:
         """Whether to contribute to a round that is over, rather than to keep the progress for the next."""
-        island, version = self._island, state.fragments[0].version
+        island, version = self._island, self._mine(state).version
         return (
             island.accepted is None
             and command.round == island.version
             and 0 < version - island.version <= state.max_staleness
         )
 
-    def _settle(self, command: SyncCommand) -> None:
+    def settle(self, command: SyncCommand) -> None:
         """Learn what became of a contribution without an answer: the synchronizer knows a repetition by its digest."""
         if self._offered is not None:
             with contextlib.suppress(RoundClosedError):
@@ -248,9 +316,9 @@ class Exchange:
         state = self._client.state(deadline_s=command.deadline_s, slot=self._slot, coming_to=command.round)
         if not state.initialized:
             # The synchronizer lost its disk: what the islands share is the best there is.
-            island = self._island
-            self._client.init(manifest_of(island.module), island.global_flat, deadline_s=command.deadline_s)
+            self._begin_run(command.deadline_s)
             state = self._client.state(deadline_s=command.deadline_s)
+        self._check(state)
         self.outer_state = state
         return state
 

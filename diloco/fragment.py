@@ -2,12 +2,13 @@
 
 Wire order: trainable parameters sorted by name; a parameter that several modules share (tied) occurs once, under the
 name of its first registration. Frozen parameters and buffers do not travel. Pseudo-gradients use the same order.
+Where the model is cut into fragments (`diloco.partition`), ``names`` are the parameters of one; None: all of them.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import zip_longest
 from math import prod
 
@@ -23,12 +24,13 @@ SHIFT_BLOCK = 1 << 18
 """Values that are worked on at once: the second addition finds them in the cache."""
 
 
-def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+def trainable(module: nn.Module, *, names: Collection[str] | None = None) -> dict[str, nn.Parameter]:
     """The parameters that travel, in wire order."""
-    return dict(sorted((name, p) for name, p in module.named_parameters() if p.requires_grad))
+    found = ((name, p) for name, p in module.named_parameters() if names is None or name in names)
+    return dict(sorted((name, p) for name, p in found if p.requires_grad))
 
 
-def manifest_of(module: nn.Module) -> Manifest:
+def manifest_of(module: nn.Module, *, names: Collection[str] | None = None) -> Manifest:
     """Names, shapes and types of the parameters that travel, in wire order.
 
     Raises:
@@ -36,7 +38,7 @@ def manifest_of(module: nn.Module) -> Manifest:
     """
     specs = tuple(
         TensorSpec(name=name, shape=tuple(p.shape), dtype=str(p.dtype).removeprefix("torch."))
-        for name, p in trainable(module).items()
+        for name, p in trainable(module, names=names).items()
     )
     if num_elements(specs) == 0:
         raise InputError("has no trainable parameters", field="model", remedy="set requires_grad on some")
@@ -61,23 +63,23 @@ def flatten(tensors: Iterable[Tensor], *, out: Tensor | None = None) -> Tensor:
     return flat
 
 
-def flatten_module(module: nn.Module, *, out: Tensor | None = None) -> Tensor:
+def flatten_module(module: nn.Module, *, names: Collection[str] | None = None, out: Tensor | None = None) -> Tensor:
     """The parameters that travel as one fp32 vector in wire order."""
-    return flatten(trainable(module).values(), out=out)
+    return flatten(trainable(module, names=names).values(), out=out)
 
 
 @torch.no_grad()
-def unflatten_into(flat: Tensor, module: nn.Module) -> None:
+def unflatten_into(flat: Tensor, module: nn.Module, *, names: Collection[str] | None = None) -> None:
     """Set the parameters that travel from a vector in wire order."""
-    parameters = list(trainable(module).values())
+    parameters = list(trainable(module, names=names).values())
     for view, parameter in zip(_views(flat, [p.shape for p in parameters]), parameters, strict=True):
         parameter.copy_(view)
 
 
 @torch.no_grad()
-def shift_module(module: nn.Module, *, base: Tensor, to: Tensor) -> None:
+def shift_module(module: nn.Module, *, base: Tensor, to: Tensor, names: Collection[str] | None = None) -> None:
     """Set each parameter l that travels to (l - ``base``) + ``to``, in one pass over the memory where l is fp32."""
-    parameters = list(trainable(module).values())
+    parameters = list(trainable(module, names=names).values())
     shapes = [p.shape for p in parameters]
     for parameter, old, new in zip(parameters, _views(base, shapes), _views(to, shapes), strict=True):
         if parameter.dtype is torch.float32 and parameter.device.type == "cpu" and parameter.is_contiguous():

@@ -1,5 +1,7 @@
 """The state of one island between outer steps, and the arithmetic of leaving and joining a round.
 
+All of it is of the parameters that sync together: of the whole model, or of one fragment (see `diloco.streaming`).
+
 With g the global parameters at the last sync and l the local ones, the pseudo-gradient is Δ = g - l (Douillard et al.,
 2023, arXiv 2311.08105). An fp32 contribution carries l itself, because an fp32 Δ cannot: where l is small against g (a
 weight that passes through zero), fl(g - fl(g - l)) ≠ l. The synchronizer holds g, so it knows Δ all the same, and its
@@ -30,6 +32,7 @@ contribution of which nobody knows yet what became of it keeps its own, so that 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -37,7 +40,8 @@ from torch import Tensor, nn
 
 from diloco.codec import CODECS, Codec, new_bytes, new_vector
 from diloco.feedback import Encoded, ErrorFeedback
-from diloco.fragment import flatten_module, shift_module, unflatten_into
+from diloco.fragment import flatten_module, manifest_of, shift_module, unflatten_into
+from diloco.schema import Manifest
 from service.errors import InputError, WadilocoError
 
 NORM_BLOCK = 1 << 18
@@ -91,12 +95,18 @@ class Contribution:
 class Island:
     """A module, the global parameters that it last adopted, and what it did since."""
 
-    def __init__(self, module: nn.Module, codec: Codec = CODECS["fp32"]) -> None:
-        """The module as it stands is version 0 of the global parameters until `rebase` says otherwise."""
+    def __init__(
+        self, module: nn.Module, codec: Codec = CODECS["fp32"], *, names: Collection[str] | None = None
+    ) -> None:
+        """The module as it stands is version 0 of the global parameters until `rebase` says otherwise.
+
+        ``names`` are the parameters of the fragment that this is about; None: all.
+        """
         self.module = module
         self.codec = codec
+        self._names = names
         self.version = 0
-        self.global_flat = flatten_module(module)
+        self.global_flat = self._flatten()
         self.steps_since_sync = 0
         self.tokens_since_sync = 0
         self.accepted: Contribution | None = None
@@ -108,6 +118,16 @@ class Island:
         self._workspaces: list[Workspace] = []
         self._scratch = torch.empty_like(self.global_flat)
 
+    @property
+    def manifest(self) -> Manifest:
+        return manifest_of(self.module, names=self._names)
+
+    def _flatten(self, *, out: Tensor | None = None) -> Tensor:
+        return flatten_module(self.module, names=self._names, out=out)
+
+    def _set(self, flat: Tensor) -> None:
+        unflatten_into(flat, self.module, names=self._names)
+
     def count_step(self, tokens: int) -> None:
         """An inner step was taken on so many tokens."""
         self.steps_since_sync += 1
@@ -115,7 +135,7 @@ class Island:
 
     def update_norm(self) -> float:
         """L2 norm of the pseudo-gradient so far."""
-        difference = torch.sub(self.global_flat, flatten_module(self.module, out=self._scratch), out=self._scratch)
+        difference = torch.sub(self.global_flat, self._flatten(out=self._scratch), out=self._scratch)
         return float(torch.linalg.vector_norm(difference))
 
     def contribution(self) -> Contribution:
@@ -132,7 +152,7 @@ class Island:
         The copy takes the place of the last one, unless that is `accepted`, or of the contribution ``beside``.
         """
         workspace = self._free_workspace(beside)
-        flatten_module(self.module, out=workspace.local)
+        self._flatten(out=workspace.local)
         return Capture(
             round=self.version,
             workspace=workspace,
@@ -194,9 +214,10 @@ class Island:
             self.tokens_since_sync -= merged.tokens
             self._settle(merged)
         if self.steps_since_sync:
-            shift_module(self.module, base=self.global_flat if merged is None else merged.local, to=new_global)
+            base = self.global_flat if merged is None else merged.local
+            shift_module(self.module, base=base, to=new_global, names=self._names)
         else:
-            unflatten_into(new_global, self.module)
+            self._set(new_global)
         if new_global is self.incoming:
             self.global_flat, self.incoming = self.incoming, self.global_flat
         else:

@@ -51,6 +51,8 @@ class WorkerConfig(Wire):
     idle_priority: bool
     sync_priority: SyncPriority
     codec: CodecName = "fp32"
+    num_fragments: int | None = None
+    """Parts of the model that sync in turn; None leaves it to the run, and a new one has one."""
     gate: Path | None = None
     gate_patience_s: float = 60.0
     gate_trickle_s: float = 10.0
@@ -77,7 +79,7 @@ class WorkerConfig(Wire):
 class SyncCommand(Wire):
     command: Literal["sync"] = "sync"
     round: Count | None = None
-    """Version that the contribution must be against; None takes whatever is current."""
+    """Round of the run that the contribution must be for; None takes whatever is next."""
     quorum: int | None = Field(default=None, ge=1)
     """How many contributions the round must have; None leaves it to the synchronizer."""
     expected: int | None = Field(default=None, ge=1)
@@ -117,6 +119,8 @@ class ReadyEvent(Wire):
     event: Literal["ready"] = "ready"
     num_parameters: int
     version: int
+    """The next round of the run."""
+    num_fragments: int = 1
 
 
 class ProgressEvent(Wire):

@@ -7,11 +7,15 @@ carries g - l. Sizes, ranges and digests are those of the encoded bytes.
 Each chunk carries ``Content-Range`` and ``Content-Digest`` (RFC 9530, sha-256), the whole carries ``Repr-Digest``.
 Uploads continue at ``received_bytes`` of the last answer, which may lie before or behind the chunk just sent.
 
-| ``PUT /v1/fragments/{f}`` | initial offer, see `InitReply` |
+| ``PUT /v1/fragments/0`` | initial offer of the parameters of all fragments, see `InitReply` |
 | ``PUT /v1/rounds/{round}/fragments/{f}/contributions/{slot}?epoch=&tokens=&codec=`` | see `ChunkReply` |
 | ``HEAD /v1/fragments/{f}?after_version=&wait_s=`` | long poll: 200 and `VERSION_HEADER`, or 204 |
 | ``GET /v1/fragments/{f}?version=&base_version=`` with ``Range`` | bytes of the global parameters |
-| ``GET /v1/state?slot=&round=`` | `OuterState`; with slot and round from an island that comes to contribute |
+| ``GET /v1/state?slot=&round=&fragment=`` | `OuterState`; with slot and round from an island that comes to contribute |
+
+A round here is a fragment's own: the version of the fragment when it opens. Everywhere else rounds are numbered through
+the run, of which each syncs one of F fragments in turn: round R of the run is round R div F of the fragment R mod F
+(see `diloco.turns`). With one fragment, which is the whole model, both are the same.
 
 An island that holds version ``base_version`` of the global parameters says so when it pulls. The answer may then be
 the encoded way from there: if it has `CODECS_HEADER`, its bytes are that many deltas, one per version, each encoded as
@@ -54,6 +58,7 @@ CODECS_HEADER = "X-Wadiloco-Codecs"
 RESULT_HEADER = "X-Wadiloco-Result-Digest"
 """sha-256 of the parameters after the deltas of an answer, in the form of ``Repr-Digest``."""
 
+MAX_FRAGMENTS = 1024
 MAX_SLOTS = 4096
 MAX_STALENESS = 64
 """Versions that a contribution may be behind: the synchronizer keeps the parameters of all of them on disk."""
@@ -125,6 +130,7 @@ class Progress(Wire):
     step: Count
     """Inner steps since the run began."""
     inner_steps_since_sync: Count
+    """Since the last sync, whichever fragment it moved."""
     tokens: Count
     tokens_since_sync: Count
     loss: float | None = None
@@ -138,7 +144,7 @@ class Progress(Wire):
     step_time_s: float | None = Field(default=None, ge=0)
     """Median wall time of the recent inner steps."""
     round: Count = 0
-    """Outer steps applied so far: the version of the global parameters that the island trains from."""
+    """Outer steps applied so far, on all fragments together: the round that is next."""
     phase: Phase = Phase.STARTING
     last_sync_at_s: float | None = Field(default=None, ge=0)
     """Unix time when the last outer step was applied; None before the first."""
@@ -170,7 +176,8 @@ class SyncReport(Wire):
     """One outer sync as an island saw it. Reported once per (slot, round); repeats are ignored."""
 
     round: Count
-    """Version that the contribution was computed against: 0 for the first outer step."""
+    """Round of the run that the contribution was for: 0 for the first outer step. With one fragment, the version of the
+    global parameters that it was computed against."""
     outcome: SyncOutcome
     started_s: float = Field(ge=0)
     """Unix time when the rank left the inner loop."""
@@ -217,9 +224,10 @@ class Manifest(Wire):
 
 
 class InitReply(Wire):
-    """Answer to the offer of initial parameters (``PUT /v1/fragments/{f}``) or to one chunk of it.
+    """Answer to the offer of initial parameters (``PUT /v1/fragments/0``) or to one chunk of it.
 
-    The offer is a safetensors file whose metadata holds the `Manifest`; the first one to be complete wins.
+    The offer is a safetensors file whose metadata holds the `Manifest` of the whole model and, if they are more than
+    one, the number of fragments; the first one to be complete wins. The run then begins with all fragments at once.
     """
 
     accepted: bool
@@ -279,6 +287,9 @@ class RoundState(Wire):
 
 class FragmentState(Wire):
     fragment: int
+    num_tensors: Count | None = None
+    """How many parameters of the manifest it has, which follow those of the fragment before; None of an older version,
+    which has one fragment."""
     version: Count
     num_bytes: Count
     digest: str
@@ -300,7 +311,9 @@ class OuterState(Wire):
     round_timeout_s: float | None = None
     """Time after which a round closes with those who came, by the synchronizer's own settings."""
     manifest: Manifest | None
+    """Of the whole model."""
     fragments: tuple[FragmentState, ...]
+    """In order; none before the run has begun."""
 
 
 class AgentStatus(Wire):
@@ -321,6 +334,8 @@ class AgentStatus(Wire):
     worker_ready: bool
     """The worker has joined the run: it holds global parameters."""
     num_parameters: int | None
+    num_fragments: int | None = None
+    """Parts of the parameters that sync in turn; None before the worker has joined the run."""
     codec: CodecName = "fp32"
     """How its contributions are encoded."""
     restarts: Count

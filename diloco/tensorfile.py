@@ -15,10 +15,11 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
-from diloco.schema import Manifest, TensorSpec
+from diloco.schema import MAX_FRAGMENTS, Manifest, TensorSpec
 from service.errors import InputError
 
 MANIFEST_KEY = "manifest"
+FRAGMENTS_KEY = "num_fragments"
 SEAL_KEY = "metadata_sha256"
 METADATA_KEY = "__metadata__"
 FP32_BYTES = 4
@@ -67,9 +68,10 @@ def layout(specs: Iterable[TensorSpec], *, prefix: str = "") -> list[tuple[str, 
     return [(prefix + spec.name, spec.shape) for spec in specs]
 
 
-def offer_header(manifest: Manifest) -> bytes:
-    """What precedes the flat parameters in an offer (``PUT /v1/fragments/{f}``)."""
-    return header_bytes(layout(manifest.tensors), {MANIFEST_KEY: manifest.model_dump_json()})
+def offer_header(manifest: Manifest, *, num_fragments: int = 1) -> bytes:
+    """What precedes the flat parameters of the whole model in an offer (``PUT /v1/fragments/0``)."""
+    fragments = {FRAGMENTS_KEY: str(num_fragments)} if num_fragments > 1 else {}
+    return header_bytes(layout(manifest.tensors), {MANIFEST_KEY: manifest.model_dump_json(), **fragments})
 
 
 class Header(NamedTuple):
@@ -100,8 +102,16 @@ def parse_header(data: bytes) -> Header:
     return Header(end, texts, header)
 
 
-def parse_offer(data: bytes) -> tuple[Manifest, int]:
-    """Manifest, and place of the data, of an offer that begins with ``data``.
+class Offer(NamedTuple):
+    """What the header of an offer says."""
+
+    manifest: Manifest
+    data_offset: int
+    num_fragments: int
+
+
+def parse_offer(data: bytes) -> Offer:
+    """What an offer says that begins with ``data``.
 
     Raises:
         InputError: no manifest, one of no model, or tensors that are not those of the manifest in wire order.
@@ -114,7 +124,13 @@ def parse_offer(data: bytes) -> tuple[Manifest, int]:
     check_manifest(manifest)
     if header.tensors != entries(layout(manifest.tensors)):
         raise InputError("tensors are not those of the manifest in wire order, as fp32", field="manifest")
-    return manifest, header.data_offset
+    return Offer(manifest, header.data_offset, _parse_fragments(header.metadata.get(FRAGMENTS_KEY, "1")))
+
+
+def _parse_fragments(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= MAX_FRAGMENTS):
+        raise InputError(f"{text[:20]!r} is no number from 1 to {MAX_FRAGMENTS}", field=FRAGMENTS_KEY)
+    return int(text)
 
 
 def check_manifest(manifest: Manifest) -> None:

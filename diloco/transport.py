@@ -7,6 +7,7 @@ time allows (`diloco.lull`).
 
 from __future__ import annotations
 
+import copy
 import logging
 import random
 import threading
@@ -14,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import httpx
 import torch
@@ -43,6 +44,7 @@ from diloco.errors import (
 )
 from diloco.fragment import first_difference, wire_bytes
 from diloco.lull import Lulls, longest_wait_s
+from diloco.partition import check_fragments, cut
 from diloco.schema import (
     CHUNK_BYTES,
     CODECS_HEADER,
@@ -90,8 +92,6 @@ class SynchronizerClient:
         self._lulls = lulls
         self._chunk_s: float | None = None
         """What the last chunk took."""
-        self._fragment = f"/v1/fragments/{fragment}"
-        self._contributions = f"fragments/{fragment}/contributions"
         self._cancelled = threading.Event()
         self._payload = new_bytes(0)
         """Memory for deltas, as much as the longest chain so far took."""
@@ -99,6 +99,18 @@ class SynchronizerClient:
         """Of parameters and deltas, all that came, whatever became of it."""
         self.mismatches = 0
         """Times that deltas did not lead to the synchronizer's parameters."""
+        self._aim_at(fragment)
+
+    def _aim_at(self, fragment: int) -> None:
+        self._index = fragment
+        self._fragment = f"/v1/fragments/{fragment}"
+        self._contributions = f"fragments/{fragment}/contributions"
+
+    def of(self, fragment: int) -> Self:
+        """A client of another fragment, which ends together with this one."""
+        other = copy.copy(self)
+        other._aim_at(fragment)
+        return other
 
     def close(self) -> None:
         self.cancel()
@@ -114,26 +126,27 @@ class SynchronizerClient:
         An island that comes to contribute to a round says so: if the round has closed, that tells how late it is.
         """
         comes = slot is not None and coming_to is not None
-        params = {"slot": slot, "round": coming_to} if comes else {}
+        params = {"slot": slot, "round": coming_to, "fragment": self._index} if comes else {}
         response = self._request("GET", "/v1/state", deadline_s=deadline_s, params=params)
         return _parse(OuterState, response)
 
-    def init(self, manifest: Manifest, flat: Tensor, *, deadline_s: float) -> InitReply:
+    def init(self, manifest: Manifest, flat: Tensor, *, deadline_s: float, num_fragments: int = 1) -> InitReply:
         """Offer initial parameters; the first offer starts the run, the others learn that it has started.
 
         Raises:
-            ManifestError: the run has another model; the message names the first difference.
+            ManifestError: the run has another model, or other fragments; the message names the first difference.
         """
         state = self.state(deadline_s=deadline_s)
-        if state.manifest is not None:
-            difference = first_difference(state.manifest, manifest)
-            if difference is not None:
-                raise ManifestError(
-                    f"differs from the run's: {difference}", field="manifest", remedy=ManifestError.REMEDY
-                )
-            return InitReply(accepted=False, version=state.fragments[0].version)
-        pieces = (memoryview(offer_header(manifest)), wire_bytes(flat))
-        return self._upload(self._fragment, pieces, {}, InitReply, deadline_s=deadline_s)
+        if state.manifest is None:
+            return self.offer(manifest, flat, deadline_s=deadline_s, num_fragments=num_fragments)
+        check_model(state, manifest)
+        check_cut(state, cut(manifest, num_fragments))
+        return InitReply(accepted=False, version=state.fragments[self._index].version)
+
+    def offer(self, manifest: Manifest, flat: Tensor, *, deadline_s: float, num_fragments: int = 1) -> InitReply:
+        """As `init`, to a synchronizer that is known to have no run: ``flat`` is the whole model in wire order."""
+        pieces = (memoryview(offer_header(manifest, num_fragments=num_fragments)), wire_bytes(flat))
+        return self._upload("/v1/fragments/0", pieces, {}, InitReply, deadline_s=deadline_s)
 
     def push(
         self,
@@ -332,6 +345,21 @@ class SynchronizerClient:
 
     def _pause(self, pause_s: float, deadline_s: float, problem: str) -> None:
         self._cancelled.wait(min(pause_s, self._time_left(deadline_s, problem)))
+
+
+def check_model(state: OuterState, manifest: Manifest) -> None:
+    """Raises `ManifestError`, which names the first difference, when the run has another model."""
+    difference = first_difference(state.manifest, manifest) if state.manifest is not None else None
+    if difference is not None:
+        raise ManifestError(f"differs from the run's: {difference}", field="manifest", remedy=ManifestError.REMEDY)
+
+
+def check_cut(state: OuterState, fragments: Sequence[Manifest]) -> None:
+    """Raises `ManifestError`, which names the first difference, when the run cuts the same model in another way."""
+    num_tensors = [fragment.num_tensors for fragment in state.fragments]
+    if None in num_tensors:  # by a version that has one fragment, which is all
+        num_tensors = [len(state.manifest.tensors) if state.manifest is not None else 0]
+    check_fragments(fragments, [number for number in num_tensors if number is not None])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,11 +32,9 @@ from diloco.agreement import disagreements
 from diloco.boundary import StepBoundary
 from diloco.byte_text import ByteText
 from diloco.codec import codec_named
-from diloco.exchange import Exchange
 from diloco.hf_causal_lm import HfCausalLM
 from diloco.inbox import Inbox, TransferThread
 from diloco.inner import InnerConfig, InnerLoop
-from diloco.island import Island
 from diloco.lull import Lulls
 from diloco.model import ModelSize, count_parameters
 from diloco.phase import PhaseTeller, Waited
@@ -53,6 +51,7 @@ from diloco.safepoint import Patience, Safepoint, YieldInterrupted, hooked, laye
 from diloco.scalars import open_scalars
 from diloco.scheduling import become_idle, lower_session, pin_to
 from diloco.schema import Phase, Progress, SyncOutcome, SyncReport, TrainerPhase
+from diloco.streaming import StreamingExchange, StreamingIsland
 from diloco.transport import SynchronizerClient
 from diloco.workload import Shard, Workload
 from diloco.workload_loading import (
@@ -113,7 +112,7 @@ class Worker:
         position = config.start_step * config.accumulation_steps
         self._batches = open_batches(self._workload, shard, position=position)
         module = build_model(self._workload, config)
-        self._island = Island(module, codec_named(config.codec))
+        self._island = StreamingIsland(module, codec_named(config.codec))
         self._safepoint = self._open_safepoint(config.gate) if config.gate is not None else None
         self._inner = InnerLoop(
             module,
@@ -127,7 +126,7 @@ class Worker:
         # A reader of its own: the transfer thread asks while the inner loop does.
         lulls = Lulls(open_gate(config.gate), clock=time.monotonic) if config.gate is not None else None
         self._client = SynchronizerClient(http, lulls=lulls)
-        self._exchange = Exchange(self._island, self._client, slot=config.slot)
+        self._exchange = StreamingExchange(self._island, self._client, slot=config.slot)
         inbox.on_stop(self._client.cancel)
         self._boundary = StepBoundary(inbox.stop)
         self._tokens = config.start_tokens
@@ -163,7 +162,8 @@ class Worker:
             return
         self._tell_lost_residual()
         parameters = count_parameters(self._island.module)
-        self._emit(ReadyEvent(num_parameters=parameters, version=self._island.version))
+        island = self._island
+        self._emit(ReadyEvent(num_parameters=parameters, version=island.version, num_fragments=island.num_fragments))
         if self._config.idle_priority:
             # Not before: under load a start that only gets what is left takes minutes.
             become_idle()
@@ -222,7 +222,7 @@ class Worker:
 
     def _tell_lost_residual(self) -> None:
         """Only the worker that encoded knows what the codec left out: the next one of the slot starts without it."""
-        if self._island.feedback is not None and self._config.start_step > 0:
+        if self._island.residual_norm is not None and self._config.start_step > 0:
             logger.warning(
                 "what the codec left out of the slot's contributions so far is lost codec=%s step=%d",
                 self._config.codec,
@@ -230,7 +230,7 @@ class Worker:
             )
 
     def _join_once(self) -> None:
-        self._exchange.join(deadline_s=time.time() + JOIN_ATTEMPT_S)
+        self._exchange.join(deadline_s=time.time() + JOIN_ATTEMPT_S, num_fragments=self._config.num_fragments)
 
     def _open_safepoint(self, gate: Path) -> Safepoint:
         return Safepoint(
@@ -305,7 +305,7 @@ class Worker:
         """Copy the parameters, and leave the rest to the transfer thread."""
         started_s, boundary = time.time(), self._boundary
         boundary.blocked_s = 0.0
-        captured = boundary.time(self._exchange.capture)
+        captured = boundary.time(lambda: self._exchange.capture(command))
         end = self._transfers.submit(lambda: self._exchange.run(command, captured=captured, at_boundary=boundary))
         self._overlapped = OverlappedSync(command, end, started_s=started_s)
 
@@ -381,7 +381,7 @@ class Worker:
             loss=self._inner.loss,
             loss_at_sync=self._loss_at_sync,
             update_norm=self._update_norm,
-            residual_norm=island.feedback.norm if island.feedback is not None else None,
+            residual_norm=island.residual_norm,
             step_time_s=statistics.median(self._recent_s) if self._recent_s else None,
             round=island.version,
             phase=phase,

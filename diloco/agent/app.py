@@ -20,6 +20,7 @@ from diloco.agent.rules import (
     autonomous_command,
     autonomous_sync_due,
     limits_of,
+    refused_fragments,
     sync_command,
     times_of,
 )
@@ -36,8 +37,6 @@ logger = logging.getLogger(__name__)
 AUTONOMY_PERIOD_S = 0.5
 FRESH_FAILURE_S = 1.0
 """An attempt to reach the controller that failed so lately proves that it is still away."""
-ALL_FRAGMENTS = (0,)
-"""The whole model is one fragment."""
 IN_FLIGHT_MARGIN_S = 30.0
 """A sync whose report is so late will not report any more."""
 
@@ -83,12 +82,14 @@ class Agent:
                 logger.info("told to stop reason=%s", directive.reason)
                 self.state.assign(None, None)
             case DirectiveKind.SYNC:
-                times = times_of(self.state.limits_lease)
-                command = sync_command(directive, times, epoch=self.state.epoch, now_s=time.time())
-                if directive.fragments == ALL_FRAGMENTS:
+                state = self.state
+                lease = state.limits_lease
+                command = sync_command(directive, times_of(lease), epoch=state.epoch, now_s=time.time())
+                refusal = refused_fragments(directive, lease, num_fragments=state.num_fragments)
+                if refusal is None:
                     self._supervisor.start_sync(command)
                 else:
-                    self._supervisor.refuse_sync(command, f"this island cannot sync fragments {directive.fragments}")
+                    self._supervisor.refuse_sync(command, refusal)
 
     async def _sync_if_alone(self) -> None:
         state = self.state

@@ -13,7 +13,7 @@ from diloco.agent.dry_run_config import DryRunSettings
 from diloco.agent.inner_config import InnerSettings
 from diloco.protocol import SyncPriority
 from diloco.scheduling import MAX_CORES
-from diloco.schema import CodecName, Slot
+from diloco.schema import MAX_FRAGMENTS, CodecName, Slot
 from service.peers import split_urls
 from service.settings import Url
 from sidecar.schema import Name
@@ -84,6 +84,9 @@ class IslandSettings(InnerSettings, DryRunSettings):
     """Disjoint parts of the data, one per slot: at least as many as slots."""
     batch_size: int = Field(default=4, ge=1, le=1 << 16)
     """Sequences per inner step."""
+    num_fragments: int | None = Field(default=None, ge=1, le=MAX_FRAGMENTS)
+    """Without a controller, which decides it where there is one: parts of the model that sync in turn. By default those
+    of the run that there is, and 1 in a new one."""
     cores: tuple[Core, ...] = ()
     """Numbers of the CPU cores that the worker is pinned to, such as 0,1; by default it may use all."""
     threads: int = Field(default=1, ge=1, le=1024)
@@ -137,6 +140,8 @@ class IslandSettings(InnerSettings, DryRunSettings):
             raise ValueError(f"width {self.width} must be a multiple of num_heads {self.num_heads}")
         if not self.dry_run and self.controller is None and (self.slot is None or self.synchronizer is None):
             raise ValueError("controller is not set: give its URL, or give both slot and synchronizer")
+        if self.controller is not None and self.num_fragments is not None:
+            raise ValueError("num_fragments is the controller's to say: give it there, or leave out the controller")
         if self.slot is not None and self.slot >= self.data_shards:
             raise ValueError(f"slot {self.slot} has no shard of the data: data_shards is {self.data_shards}")
         if self.restart_backoff_max_s < self.restart_backoff_s:

@@ -22,6 +22,7 @@ from controller.schema import AgentLease, AgentRegistration, Directive, Directiv
 from diloco.agent.metrics import IslandMetrics
 from diloco.agent.rules import backoff_s, counts, request_timeout_s, times_of
 from diloco.agent.state import NO_SYNCHRONIZER, AgentState
+from diloco.schema import MAX_FRAGMENTS
 from service.client import explain_response
 from service.deadline import deadline, unless
 from service.errors import ConfigError, ConflictError, InputError, UnavailableError, WadilocoError
@@ -143,6 +144,7 @@ class ControllerLink:
             if settings.port
             else None,
             num_parameters=state.num_parameters,
+            num_fragments=MAX_FRAGMENTS,
         )
         lease = await self._ask(AgentLease, "POST", "/v1/agents", json=registration.model_dump(mode="json"))
         is_news = state.limits_lease is None or (lease.slot, lease.epoch) != (

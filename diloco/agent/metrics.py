@@ -89,9 +89,10 @@ class StateCollector(Collector):
             ("residual_norm", "L2 norm of what the codec left out and owes", progress.residual_norm),
             ("step_time_seconds", "Median wall time of the recent inner steps", progress.step_time_s),
             ("inner_steps_since_sync", "H so far", progress.inner_steps_since_sync if trained else None),
-            ("round", "Version of the global parameters", progress.round if state.worker_ready else None),
+            ("round", "Outer steps applied, on all fragments together", progress.round if state.worker_ready else None),
             ("last_sync_timestamp_seconds", "Unix time of the last outer step", progress.last_sync_at_s),
             ("parameters", "Parameters of the model", state.num_parameters),
+            ("fragments", "Parts of the parameters that sync in turn", state.num_fragments),
             ("slot", "Place in the run", state.assignment.slot if state.assignment else None),
             ("worker_up", "The worker has joined the run", float(state.worker_ready)),
             (

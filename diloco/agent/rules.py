@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from controller.schema import AgentLease, Autonomy, Directive
 from diloco.protocol import SyncCommand
 from diloco.schema import DEFAULT_SYNC_TIMEOUT_S, Phase, Progress, SyncTimes
+from diloco.turns import place_of
 
 MAX_H_WITHOUT_LEASE = 512
 """H of an island that no controller has told its limits; the published setting."""
@@ -96,6 +97,20 @@ def sync_command(directive: Directive, times: SyncTimes, *, epoch: int, now_s: f
         close_by_s=directive.close_by_s,
         pull_grace_s=times.pull_grace_s,
         overlap=directive.overlap,
+    )
+
+
+def refused_fragments(directive: Directive, lease: AgentLease | None, *, num_fragments: int | None) -> str | None:
+    """Why a sync is not for a run of so many fragments; None when it is, or nobody knows how many there are yet."""
+    if num_fragments is None:
+        return None
+    wanted = num_fragments if lease is None else lease.num_fragments
+    due = directive.fragments if directive.round is None else (place_of(directive.round, num_fragments).fragment,)
+    if wanted == num_fragments and directive.fragments == due:
+        return None
+    return (
+        f"num_fragments: the run has {num_fragments}, the controller directs {directive.fragments} of {wanted} in round"
+        f" {directive.round}: start it with --num-fragments {num_fragments}"
     )
 
 

@@ -52,6 +52,8 @@ class AgentState:
     progress: Progress = field(default_factory=no_progress)
     reports: deque[SyncReport] = field(default_factory=lambda: deque(maxlen=MAX_UNACKNOWLEDGED))
     num_parameters: int | None = None
+    num_fragments: int | None = None
+    """Of the run that the worker has joined; None before."""
     worker_pid: int | None = None
     worker_ready: bool = False
     restarts: int = 0
@@ -132,7 +134,7 @@ class AgentState:
         self.progress = progress.model_copy(update={"restarts": self.restarts})
 
     def worker_ended(self) -> None:
-        self.worker_pid, self.worker_ready = None, False
+        self.worker_pid, self.worker_ready, self.num_fragments = None, False, None
 
     def drop_unsynced(self) -> None:
         """The next worker of this slot goes on from the global parameters: steps since the last sync are lost."""
@@ -160,6 +162,7 @@ class AgentState:
             worker_pid=self.worker_pid,
             worker_ready=self.worker_ready,
             num_parameters=self.num_parameters,
+            num_fragments=self.num_fragments,
             codec=self.settings.codec,
             restarts=self.restarts,
             unacknowledged_syncs=len(self.reports),

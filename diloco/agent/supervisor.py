@@ -173,6 +173,7 @@ class Supervisor:
             case ReadyEvent():
                 self._ever_ready = self._state.worker_ready = True
                 self._state.num_parameters = event.num_parameters
+                self._state.num_fragments = event.num_fragments
                 self.apply_pause(self._state.paused)
                 self._catch_up_on_sync(event.version)
             case ProgressEvent():
@@ -213,12 +214,13 @@ class Supervisor:
         return None
 
     def _worker_config(self, assignment: Assignment) -> WorkerConfig:
-        settings, progress = self._settings, self._state.progress
+        settings, progress, lease = self._settings, self._state.progress, self._state.limits_lease
         chosen = {name: getattr(settings, name) for name in WorkerConfig.model_fields.keys() & settings_fields()}
         chosen |= {
             "slot": assignment.slot,
             "synchronizer_url": assignment.synchronizer_url,
-            "timeout_s": request_timeout_s(settings.request_timeout_s, self._state.limits_lease),
+            "timeout_s": request_timeout_s(settings.request_timeout_s, lease),
+            "num_fragments": settings.num_fragments if lease is None else lease.num_fragments,
             "start_step": progress.step,
             "start_tokens": progress.tokens,
             "start_skipped": progress.skipped_steps,

@@ -22,12 +22,22 @@ from diloco.digest import (
     verify_digest,
 )
 from diloco.errors import VersionError, VersionGoneError
-from diloco.schema import CHUNK_BYTES, MAX_SLOTS, VERSION_HEADER, ChunkReply, Count, InitReply, OuterState, Slot
+from diloco.schema import (
+    CHUNK_BYTES,
+    MAX_FRAGMENTS,
+    MAX_SLOTS,
+    VERSION_HEADER,
+    ChunkReply,
+    Count,
+    InitReply,
+    OuterState,
+    Slot,
+)
 from diloco.synchronizer.config import SynchronizerSettings
 from diloco.synchronizer.download import Download, download
 from diloco.synchronizer.metrics import Direction, Metrics, Verdict
-from diloco.synchronizer.outer_run import FRAGMENT, OuterRun
 from diloco.synchronizer.rounds import Claim
+from diloco.synchronizer.run import Run
 from diloco.synchronizer.upload import Chunk
 from service.app import build_app
 from service.routes import counting_route
@@ -40,15 +50,14 @@ MAX_EPOCH = 1 << 62
 MAX_CLOSES_IN_S = 86_400.0
 MAX_CODEC_NAME = 32
 
-Fragment = Annotated[int, Path(ge=FRAGMENT, le=FRAGMENT)]
-"""The whole model is one fragment."""
+Fragment = Annotated[int, Path(ge=0, lt=MAX_FRAGMENTS)]
 Digest = Annotated[str | None, Header()]
 
 
 def create_app(settings: SynchronizerSettings) -> FastAPI:
     """The application; it goes on from ``settings.directory``, which the caller owns (`storage.owned`)."""
     metrics = Metrics()
-    run = OuterRun(settings, metrics)
+    run = Run(settings, metrics)
     run.load()
 
     @asynccontextmanager
@@ -71,10 +80,9 @@ def create_app(settings: SynchronizerSettings) -> FastAPI:
     return app
 
 
-def _add_offers(app: FastAPI, run: OuterRun) -> None:
-    @app.put("/v1/fragments/{fragment}", tags=["run"], summary="Offer initial parameters, chunk by chunk")
+def _add_offers(app: FastAPI, run: Run) -> None:
+    @app.put("/v1/fragments/0", tags=["run"], summary="Offer initial parameters of all fragments, chunk by chunk")
     async def offer(
-        fragment: Fragment,
         request: Request,
         content_range: Digest = None,
         content_digest: Digest = None,
@@ -83,7 +91,7 @@ def _add_offers(app: FastAPI, run: OuterRun) -> None:
         return await run.offer(_chunk(await request.body(), content_range, content_digest, repr_digest))
 
 
-def _add_contributions(app: FastAPI, run: OuterRun, metrics: Metrics) -> None:
+def _add_contributions(app: FastAPI, run: Run, metrics: Metrics) -> None:
     router = APIRouter(route_class=counting_route(metrics.contributions.labels(Verdict.INVALID)))
 
     @router.put(
@@ -116,12 +124,13 @@ def _add_contributions(app: FastAPI, run: OuterRun, metrics: Metrics) -> None:
             expected=expected,
             closes_in_s=closes_in_s,
         )
-        return await run.contribute(claim, _chunk(await request.body(), content_range, content_digest, repr_digest))
+        chunk = _chunk(await request.body(), content_range, content_digest, repr_digest)
+        return await run.fragment(fragment).contribute(claim, chunk)
 
     app.include_router(router)
 
 
-def _add_downloads(app: FastAPI, run: OuterRun, metrics: Metrics) -> None:
+def _add_downloads(app: FastAPI, run: Run, metrics: Metrics) -> None:
     @app.head("/v1/fragments/{fragment}", tags=["run"], summary="Wait for a version newer than after_version")
     async def wait(
         fragment: Fragment,
@@ -129,7 +138,8 @@ def _add_downloads(app: FastAPI, run: OuterRun, metrics: Metrics) -> None:
         wait_s: Annotated[float, Query(ge=0, le=MAX_WAIT_S)] = 0.0,
     ) -> Response:
         tasks: Background = app.state.tasks
-        generation = await run.published.wait_newer(after_version, wait_s=wait_s, exit_event=tasks.exit)
+        published = run.fragment(fragment).published
+        generation = await published.wait_newer(after_version, wait_s=wait_s, exit_event=tasks.exit)
         if generation is None:
             return Response(status_code=204)
         return Response(headers=Download(generation=generation).headers | {"Content-Length": str(generation.num_bytes)})
@@ -141,7 +151,7 @@ def _add_downloads(app: FastAPI, run: OuterRun, metrics: Metrics) -> None:
         base_version: Annotated[int | None, Query(ge=0, description="The version that the island has.")] = None,
         range: Annotated[str | None, Header()] = None,  # noqa: A002  (the name of the field)
     ) -> Response:
-        whole = download(run.published, version, base_version)
+        whole = download(run.fragment(fragment).published, version, base_version)
         if range is None:
             headers = whole.headers | {"Content-Length": str(whole.num_bytes)}
             return StreamingResponse(_stream(whole, metrics), headers=headers)
@@ -158,9 +168,10 @@ def _add_downloads(app: FastAPI, run: OuterRun, metrics: Metrics) -> None:
     async def state(
         slot: Annotated[Slot | None, Query(description="Who comes to contribute, and to which round.")] = None,
         round: Annotated[Count | None, Query()] = None,  # noqa: A002  (the name in the path)
+        fragment: Annotated[int, Query(ge=0, lt=MAX_FRAGMENTS)] = 0,
     ) -> OuterState:
         if slot is not None and round is not None:
-            run.note_arrival(slot, round)
+            run.note_arrival(slot, round, fragment=fragment)
         return run.state()
 
 

@@ -21,6 +21,13 @@ class Intake:
         self._disk = disk
         self._metrics = metrics
         self._uploads = Uploads(limit=limit)
+        self._scope = ""
+
+    def beside(self, disk: Disk, *, scope: str) -> Intake:
+        """Another intake under the same limit, whose names are its own."""
+        other = Intake(disk, self._metrics, limit=0)
+        other._uploads, other._scope = self._uploads, scope
+        return other
 
     async def receive(
         self,
@@ -39,7 +46,8 @@ class Intake:
             InputError: the whole is not what was announced or not acceptable; the upload is gone.
             UnavailableError: the disk fails; the upload stays if its file does, and the chunk may be sent again.
         """
-        key = (key, chunk.digest, chunk.total)
+        name = self._scoped(name)
+        key = (self._scope, key, chunk.digest, chunk.total)
         upload = self._uploads.find(name, key)
         if upload is None:
             if chunk.start != 0:
@@ -63,11 +71,14 @@ class Intake:
 
     def settle(self, name: Name) -> None:
         """The upload's file has become something else; older epochs of its owner have nothing left to say."""
-        self._uploads.settle(name)
+        self._uploads.settle(self._scoped(name))
 
     def discard_unless(self, keep: Callable[[Hashable], bool]) -> None:
-        """Drop what is being uploaded, but for that whose ``key`` may still count."""
-        self._uploads.discard_unless(lambda key: isinstance(key, tuple) and keep(key[0]))
+        """Drop what is being uploaded here, but for that whose ``key`` may still count."""
+        self._uploads.discard_unless(lambda key: isinstance(key, tuple) and (key[0] != self._scope or keep(key[1])))
+
+    def _scoped(self, name: Name) -> Name:
+        return Name(f"{self._scope}{name.owner}", name.epoch)
 
     def _take(self, upload: Upload, chunk: Chunk, verify: Callable[[Upload], T]) -> T | None:
         if chunk.start != upload.received and not upload.is_complete:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from diloco.errors import ManifestError
 from diloco.fragment import first_difference, num_bytes, wire_bytes
+from diloco.partition import check_fragments, cut, joined
 from diloco.schema import Manifest
 from diloco.synchronizer.storage import read_part
 from diloco.synchronizer.upload import Chunk, Name, Upload, part_path, require_finite, require_near
@@ -20,13 +22,16 @@ MAX_HEADER_BYTES = DEFAULT_MAX_BODY_BYTES
 """The header of an offer comes whole in its first chunk."""
 
 
-def check_offer(chunk: Chunk, *, current: Manifest | None, max_bytes: int) -> None:
+def check_offer(chunk: Chunk, *, current: Sequence[Manifest], max_bytes: int) -> None:
     """Refuse an offer at its first chunk if its end could only be refused.
 
+    ``current`` are the manifests of the fragments of the run that there is, if there is one.
+
     Raises:
-        ManifestError: the run that there is has another model.
+        ManifestError: that run has another model, or other fragments.
+        InputError: the model has fewer tensors than the offer wants fragments.
     """
-    manifest, data_offset = parse_offer(chunk.data)
+    manifest, data_offset, num_fragments = parse_offer(chunk.data)
     size = num_bytes(manifest)
     if chunk.total != data_offset + size:
         raise InputError(f"offer has {chunk.total} bytes, its manifest needs {data_offset + size}", field="manifest")
@@ -36,27 +41,30 @@ def check_offer(chunk: Chunk, *, current: Manifest | None, max_bytes: int) -> No
             field="max_contribution_bytes",
             remedy="raise --max-contribution-bytes of the synchronizer",
         )
-    difference = first_difference(current, manifest) if current else None
-    if difference is not None:
+    if not current:
+        cut(manifest, num_fragments)
+    elif (difference := first_difference(joined(current), manifest)) is not None:
         raise ManifestError(
             f"the model differs from that of the run: {difference}",
             field="manifest",
             remedy=ManifestError.REMEDY,
         )
+    else:
+        check_fragments(cut(manifest, num_fragments), [len(fragment.tensors) for fragment in current])
 
 
 def begin_offer(directory: Path, name: Name, chunk: Chunk) -> Upload:
     return Upload(part_path(directory, name), total=chunk.total, digest=chunk.digest)
 
 
-def read_offer(upload: Upload) -> tuple[Manifest, Tensor]:
-    """Check a complete offer and read its parameters."""
+def read_offer(upload: Upload) -> tuple[tuple[Manifest, ...], Tensor]:
+    """Check a complete offer and read it: the manifests of its fragments, and the parameters of all of them."""
     upload.verify()
-    manifest, data_offset = parse_offer(read_part(upload.path, offset=0, length=MAX_HEADER_BYTES))
+    manifest, data_offset, num_fragments = parse_offer(read_part(upload.path, offset=0, length=MAX_HEADER_BYTES))
     flat = torch.empty((upload.total - data_offset) // FP32_BYTES)
     with upload.path.open("rb") as file:
         file.seek(data_offset)
         file.readinto(wire_bytes(flat))
     require_finite(flat)
     require_near(flat, torch.zeros(()).expand_as(flat), what="zero")
-    return manifest, flat
+    return cut(manifest, num_fragments), flat

@@ -1,4 +1,4 @@
-"""The outer state of a run: starts from an offer, takes contributions, closes rounds, publishes generations.
+"""The outer state of a fragment: takes contributions, closes rounds, publishes generations.
 
 The event loop owns this state; whatever touches a whole model (verification, outer step, files) runs in a thread. One
 lock per slot lets a slot's chunks come one at a time. The commit lock makes a contribution enter either the round that
@@ -14,14 +14,12 @@ import time
 from collections.abc import Callable, Hashable
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from diloco.codec import CODECS, Codec
 from diloco.errors import NotInitializedError
-from diloco.fragment import num_bytes
 from diloco.outer import OuterOptimizer
-from diloco.schema import ChunkReply, FragmentState, InitReply, Manifest, OuterState
+from diloco.schema import ChunkReply, FragmentState, Manifest
 from diloco.synchronizer.config import SynchronizerSettings
 from diloco.synchronizer.contribution import (
     accept_contribution,
@@ -37,51 +35,55 @@ from diloco.synchronizer.generation import (
     newest_generation,
     older_generations,
     prune_generations,
-    write_generation,
 )
 from diloco.synchronizer.grace import Arrivals, remember
 from diloco.synchronizer.intake import Intake
 from diloco.synchronizer.metrics import Metrics, Verdict
-from diloco.synchronizer.offer import begin_offer, check_offer, read_offer
 from diloco.synchronizer.open_round import OpenRound, Place
 from diloco.synchronizer.published import Published
 from diloco.synchronizer.rounds import Claim, Close, Refusal
 from diloco.synchronizer.step import NonFiniteStepError, Share, Step, StepPlan, take_step
 from diloco.synchronizer.storage import Disk
-from diloco.synchronizer.upload import Chunk, Name, Upload
+from diloco.synchronizer.upload import Chunk, Upload
 from service.errors import InputError, UnavailableError
 from service.tasks import wait_for_exit
 
 logger = logging.getLogger(__name__)
 
-FRAGMENT = 0
 STEP_RETRY_S = 2.0
 """Pause after an outer step that failed, as on a full disk: soon enough for islands that wait at the other end."""
-SPARE_UPLOADS = 8
-"""Uploads in progress beyond one per slot of the quorum: offers, and slots that come and go."""
 
 
 class OuterRun:
-    """The global parameters of one run and their open round."""
+    """The global parameters of one fragment and their open round."""
 
     def __init__(
-        self, settings: SynchronizerSettings, metrics: Metrics, *, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: SynchronizerSettings,
+        metrics: Metrics,
+        *,
+        fragment: int,
+        disk: Disk,
+        intake: Intake,
+        published: Published | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``published`` is one for which somebody waits already."""
+        self.fragment = fragment
         self._rules = settings.round_rules
         self._pull_codec = CODECS[settings.pull_codec]
         self._num_kept = max(NUM_KEPT, settings.max_staleness + 1)
-        self.published = Published(num_kept=self._num_kept)
+        self.published = published or Published(num_kept=self._num_kept)
         self._settings = settings
-        self._directory = settings.directory
-        self._disk = Disk(settings.directory)
+        self._directory = disk.directory
+        self._disk = disk
         self._step_problem: str | None = None
         self._metrics = metrics
         self._clock = clock
         self._outer: OuterOptimizer | None = None
         self._round: OpenRound | None = None
-        self._intake = Intake(self._disk, metrics, limit=settings.quorum + SPARE_UPLOADS)
+        self._intake = intake
         self._commit_lock = asyncio.Lock()
-        self._offer_lock = asyncio.Lock()
         self._slot_locks: dict[int, asyncio.Lock] = {}
         self._last_opened_s: float | None = None
         """When the last round that closed had opened; None before, and for one from before a restart."""
@@ -91,17 +93,38 @@ class OuterRun:
         """Why the last outer step, or the last write, failed; None when it did not."""
         return self._step_problem or self._disk.problem
 
-    def load(self) -> None:
-        """Go on from the directory: the newest intact generation, and the contributions to the round on top of it."""
+    @property
+    def manifest(self) -> Manifest | None:
+        """Of the fragment; None before the run has begun."""
+        return self._round.generation.manifest if self._round else None
+
+    @property
+    def version(self) -> int:
+        return self._round.generation.version if self._round else 0
+
+    @property
+    def num_contributions(self) -> int:
+        """Complete ones to the open round."""
+        return len(self._round.accepted) if self._round else 0
+
+    @property
+    def grace_s(self) -> float:
+        """How long its rounds stay open for stragglers now."""
+        return self._round.grace_s if self._round else 0.0
+
+    def load(self) -> bool:
+        """Go on from the directory: the newest intact generation, and the contributions to the round on top of it.
+
+        False when there is nothing to go on from.
+        """
         found = newest_generation(self._directory)
         if found is None:
-            logger.info("waiting for initial parameters directory=%s", self._directory)
-            return
+            return False
         generation, parameters, momentum = found
         self._warn_of_changes(generation.outcome)
         for older in older_generations(self._directory, generation, num_kept=self._num_kept):
             self.published.add(older)
-        open_round = self._start(generation, parameters, momentum)
+        open_round = self.start(generation, parameters, momentum)
         for accepted in recover_contributions(
             self._directory,
             round_number=generation.version,
@@ -110,36 +133,19 @@ class OuterRun:
         ):
             age_s = max(time.time() - accepted.path.stat().st_mtime, 0.0)
             open_round.admit(accepted, now_s=self._clock() - age_s, unix_s=time.time() - age_s)
-        self._metrics.open_contributions.set(len(open_round.accepted))
         logger.info(
             "resumed directory=%s version=%d open_round_slots=%s",
             self._directory,
             generation.version,
             sorted(open_round.accepted),
         )
+        return True
 
-    async def offer(self, chunk: Chunk) -> InitReply:
-        """Take a chunk of somebody's initial parameters; the first offer to be complete starts the run.
-
-        Raises:
-            ManifestError: the run has another model.
-        """
-        async with self._offer_lock:
-            if chunk.start == 0:
-                current = self._round.generation.manifest if self._round else None
-                check_offer(chunk, current=current, max_bytes=self._settings.max_contribution_bytes)
-            if self._round is not None:
-                return InitReply(accepted=False, version=self._round.generation.version)
-            name = Name(f"offer-{chunk.digest.hex()[:16]}")
-            received = await self._intake.receive(
-                name, None, chunk, begin=lambda: begin_offer(self._directory, name, chunk), verify=read_offer
-            )
-            if received is None or received[1] is None:
-                received_bytes = received[0].received if received else 0
-                return InitReply(accepted=False, version=0, received_bytes=received_bytes, complete=False)
-            manifest, parameters = received[1]
-            await self._initialize(manifest, parameters)
-            return InitReply(accepted=True, version=0, received_bytes=chunk.total)
+    def start(self, generation: Generation, parameters: Tensor, momentum: Tensor) -> OpenRound:
+        """Open the round on top of the generation."""
+        settings = self._settings
+        self._outer = OuterOptimizer(parameters, momentum, lr=settings.outer_lr, mu=settings.outer_momentum)
+        return self._publish(generation, generation.outcome.arrivals)
 
     async def contribute(self, claim: Claim, chunk: Chunk) -> ChunkReply:
         """Take a chunk of a contribution; with the last one it is verified, written, and in the round.
@@ -174,17 +180,18 @@ class OuterRun:
                 return ChunkReply(received_bytes=received_bytes, complete=False, version=version)
             return await self._accept(claim, chunk, received[0])
 
-    def state(self) -> OuterState:
-        return OuterState(
-            initialized=self._round is not None,
-            quorum=self._settings.quorum,
-            outer_lr=self._settings.outer_lr,
-            outer_momentum=self._settings.outer_momentum,
-            max_staleness=self._rules.max_staleness,
-            pull_codec=self._pull_codec.name,
-            round_timeout_s=self._rules.timeout_s,
-            manifest=self._round.generation.manifest if self._round else None,
-            fragments=(self._fragment_state(self._round),) if self._round else (),
+    def state(self) -> FragmentState | None:
+        """None before the run has begun."""
+        if self._round is None:
+            return None
+        generation = self._round.generation
+        return FragmentState(
+            fragment=self.fragment,
+            num_tensors=len(generation.manifest.tensors),
+            version=generation.version,
+            num_bytes=generation.num_bytes,
+            digest=generation.digest.hex(),
+            open_round=self._round.state(),
         )
 
     def note_arrival(self, slot: int, round_number: int) -> None:
@@ -193,9 +200,7 @@ class OuterRun:
         last = history[-1] if history else None
         if last is not None and last.round == round_number and self._last_opened_s is not None:
             late = last.with_late(slot, self._clock() - self._last_opened_s)
-            open_round = self._require_round()
-            open_round.history = remember(history, late)
-            self._metrics.grace_seconds.set(open_round.grace_s)
+            self._require_round().history = remember(history, late)
 
     async def close_rounds(self, exit_event: asyncio.Event) -> None:
         """Close rounds as they become due, until the exit."""
@@ -205,11 +210,6 @@ class OuterRun:
                 await self.published.wait_change(None if due_s is None else due_s - self._clock())
             elif not await self._close_round(self._round):
                 await wait_for_exit(exit_event, STEP_RETRY_S)
-
-    async def announce_exit(self, exit_event: asyncio.Event) -> None:
-        """Release everyone who waits for a version when the process ends."""
-        await exit_event.wait()
-        self.published.notify()
 
     async def _accept(self, claim: Claim, chunk: Chunk, upload: Upload) -> ChunkReply:
         async with self._commit_lock:
@@ -221,10 +221,10 @@ class OuterRun:
             self._intake.settle(upload_name(claim))
             replaces = open_round.admit(accepted, now_s=self._clock(), unix_s=time.time())
             self.note_arrival(claim.slot, claim.round)
-        self._metrics.open_contributions.set(len(open_round.accepted))
         self._metrics.staleness.observe(accepted.staleness)
         logger.debug(
-            "contribution accepted round=%d into=%d slot=%d tokens=%d codec=%s staleness_weight=%.3f",
+            "contribution accepted fragment=%d round=%d into=%d slot=%d tokens=%d codec=%s staleness_weight=%.3f",
+            self.fragment,
             claim.round,
             into,
             claim.slot,
@@ -301,7 +301,6 @@ class OuterRun:
                 # Again: more islands may have told meanwhile how late they are.
                 self._publish(step.generation, remember(open_round.history, open_round.arrivals()))
                 self._report(step, reason, sorted(accepted.keys() - set(step.dropped)), self._clock() - began_s)
-            self._metrics.open_contributions.set(0)
             await asyncio.to_thread(self._tidy, [a.path for a in accepted.values()])
         return True
 
@@ -312,10 +311,12 @@ class OuterRun:
             logger.warning("outer step overflowed, contributions left out slots=%s", step.dropped)
         self._metrics.rounds.labels(reason).inc()
         self._metrics.step_seconds.observe(seconds)
-        self._metrics.pseudo_gradient_norm.labels(FRAGMENT).set(step.pseudo_gradient_norm)
-        self._metrics.pull_residual_norm.labels(FRAGMENT).set(step.residual_norm)
+        self._metrics.pseudo_gradient_norm.labels(self.fragment).set(step.pseudo_gradient_norm)
+        self._metrics.pull_residual_norm.labels(self.fragment).set(step.residual_norm)
         logger.info(
-            "outer step version=%d closed_by=%s slots=%s stale=%s tokens=%d pseudo_gradient_norm=%.6g seconds=%.3f",
+            "outer step fragment=%d version=%d closed_by=%s slots=%s stale=%s tokens=%d pseudo_gradient_norm=%.6g "
+            "seconds=%.3f",
+            self.fragment,
             step.generation.version,
             reason,
             slots,
@@ -337,8 +338,7 @@ class OuterRun:
         self._round = OpenRound(self.published, self._rules, epochs=epochs, history=history)
         # What is still being uploaded was meant for the round before: it goes on only if it may be stale.
         self._intake.discard_unless(self._may_enter)
-        self._metrics.version.labels(FRAGMENT).set(generation.version)
-        self._metrics.grace_seconds.set(self._round.grace_s)
+        self._metrics.version.labels(self.fragment).set(generation.version)
         self.published.notify()
         return self._round
 
@@ -351,24 +351,6 @@ class OuterRun:
             for path in contributions:
                 path.unlink(missing_ok=True)
             prune_generations(self._directory, num_kept=self._num_kept)
-
-    async def _initialize(self, manifest: Manifest, parameters: Tensor) -> None:
-        outcome = Outcome(outer_lr=self._settings.outer_lr, outer_momentum=self._settings.outer_momentum)
-
-        def write() -> tuple[Generation, Tensor]:
-            momentum = torch.zeros_like(parameters)
-            with self._disk.writing():
-                generation = write_generation(self._directory, 0, manifest, parameters, momentum, outcome=outcome)
-            return generation, momentum
-
-        generation, momentum = await asyncio.to_thread(write)
-        self._start(generation, parameters, momentum)
-        logger.info("run starts tensors=%d bytes=%d", len(manifest.tensors), num_bytes(manifest))
-
-    def _start(self, generation: Generation, parameters: Tensor, momentum: Tensor) -> OpenRound:
-        settings = self._settings
-        self._outer = OuterOptimizer(parameters, momentum, lr=settings.outer_lr, mu=settings.outer_momentum)
-        return self._publish(generation, generation.outcome.arrivals)
 
     def _warn_of_changes(self, outcome: Outcome) -> None:
         for name in ("outer_lr", "outer_momentum"):
@@ -386,16 +368,6 @@ class OuterRun:
                 "there are no global parameters to contribute to", field="fragment", remedy="offer initial ones first"
             )
         return self._round
-
-    def _fragment_state(self, open_round: OpenRound) -> FragmentState:
-        generation = open_round.generation
-        return FragmentState(
-            fragment=FRAGMENT,
-            version=generation.version,
-            num_bytes=generation.num_bytes,
-            digest=generation.digest.hex(),
-            open_round=open_round.state(),
-        )
 
 
 def _check_size(chunk: Chunk, codec: Codec, generation: Generation) -> None:

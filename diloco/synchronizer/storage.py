@@ -4,6 +4,7 @@ lock                                  held by the one process that owns the dire
 generation-<version>.safetensors      parameters and momentum after <version> outer steps; the last two are kept
 contribution-<round>-<slot>.safetensors   accepted for the open round
 *.part                                being written; removed at start
+fragments/<f>-of-<F>                  the same for each fragment of a run that has several
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from service.errors import ConfigError, ConflictError, UnavailableError
 from service.files import UNFINISHED_SUFFIX, open_regular, replace_file
 
 PART_SUFFIX = UNFINISHED_SUFFIX
+FRAGMENTS = "fragments"
+"""Folder of the fragments' folders."""
 
 
 @contextlib.contextmanager
@@ -42,18 +45,29 @@ def owned(directory: Path) -> Iterator[None]:
                 field="directory",
                 remedy="stop it, or choose another --directory",
             ) from exc
-        for leftover in directory.glob(f"*{PART_SUFFIX}"):
-            leftover.unlink()
+        for folder in (directory, *directory.glob(f"{FRAGMENTS}/*")):
+            for leftover in folder.glob(f"*{PART_SUFFIX}"):
+                leftover.unlink()
         yield
 
 
 class Disk:
     """The state directory as something that may fail, and be well again."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, whole: Disk | None = None) -> None:
+        """A folder of a ``whole`` directory fails and is well together with it."""
         self.directory = directory
-        self.problem: str | None = None
+        self._whole = whole or self
+        self._problem: str | None = None
+
+    @property
+    def problem(self) -> str | None:
         """Why the last write failed; None when it did not."""
+        return self._whole._problem
+
+    @problem.setter
+    def problem(self, reason: str | None) -> None:
+        self._whole._problem = reason
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -76,16 +90,16 @@ class Disk:
 def write_durably(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     """Replace the file by these bytes: after a crash it is either as it was or complete."""
     replace_file(path, pieces)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def publish(part: Path, path: Path) -> None:
     """Give a file that is already on disk its final name, durably."""
     part.replace(path)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
-def _sync_folder(directory: Path) -> None:
+def sync_folder(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

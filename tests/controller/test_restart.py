@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,68 @@ def test_what_is_old_leaves_the_journal_each_kind_in_its_time(tmp_path: Path) ->
         assert await client.metric("wadiloco_controller_leading") == 1
 
     play(settings, clock, age)
+
+
+async def sync_once(client: Client) -> None:
+    """A run whose first outer step is known."""
+    await client.register(num_fragments=4)
+    await client.beat(epoch=1, progress=progress(10))
+    await client.beat(epoch=1, progress=progress(0, round=1), syncs=[report()])
+    assert (await client.get("/v1/budget"))["spent"] == 1
+
+
+def test_a_run_that_has_begun_keeps_its_fragments(tmp_path: Path) -> None:
+    play(make_settings(tmp_path, num_fragments=3), ManualClock(), sync_once)
+    with pytest.raises(ConfigError, match="has 3, not 2") as caught:
+        build_controller_app(make_settings(tmp_path, num_fragments=2))
+    assert (caught.value.field, caught.value.remedy) == (
+        "num_fragments",
+        "give --num-fragments 3, or begin another run with another --journal",
+    )
+
+    async def goes_on(client: Client) -> None:
+        assert (await client.get("/v1/budget"))["spent"] == 1
+
+    play(make_settings(tmp_path, num_fragments=3), ManualClock(), goes_on)
+
+
+def test_a_run_from_before_there_were_fragments_has_one(tmp_path: Path) -> None:
+    play(make_settings(tmp_path), ManualClock(), sync_once)
+    with sqlite3.connect(tmp_path / "journal.sqlite") as journal:
+        assert journal.execute("DELETE FROM meta WHERE key = 'num_fragments'").rowcount == 1
+    journal.close()
+    with pytest.raises(ConfigError, match="has 1, not 2"):
+        build_controller_app(make_settings(tmp_path, num_fragments=2))
+
+
+def test_a_run_that_has_not_begun_may_have_other_fragments(tmp_path: Path) -> None:
+    async def wait(client: Client) -> None:
+        lease = await client.register(num_fragments=4)
+        assert lease.num_fragments == client.controller.state.settings.num_fragments
+
+    for number in (3, 2):
+        play(make_settings(tmp_path, num_fragments=number), ManualClock(), wait)
+
+
+def test_every_round_counts_as_one_sync_whichever_fragment_it_moves(tmp_path: Path) -> None:
+    clock = ManualClock()
+    settings = make_settings(tmp_path, num_fragments=3, budget_syncs=20, policy="no_sync")
+
+    async def first(client: Client) -> None:
+        await client.register(num_fragments=4)
+        await client.beat(epoch=1, progress=progress(10))
+        for number in range(4):
+            done = report(number, started_s=START_S + number, finished_s=START_S + number + 1, pushed_s=None)
+            await client.beat(epoch=1, progress=progress(0, round=number + 1), syncs=[done])
+        assert (await client.get("/v1/budget"))["spent"] == 4
+
+    async def second(client: Client) -> None:
+        # While nobody looked, two more fragments were synced: the run is at its seventh round.
+        await client.beat(epoch=1, progress=progress(0, round=6))
+        assert (await client.get("/v1/budget"))["spent"] == 6
+        rounds = (await client.get("/v1/rounds"))["rounds"]
+        assert [(entry["round"], entry["reason"]) for entry in rounds[-2:]] == [(4, "unreported"), (5, "unreported")]
+
+    play(settings, clock, first)
+    clock.advance(5)
+    play(settings, clock, second)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+
+from diloco.transport import SynchronizerClient
 
 pytestmark = pytest.mark.integration
 
@@ -116,3 +119,54 @@ def test_an_agent_without_a_free_slot_waits_and_takes_over_when_one_leaves(
     assert "registered, waits as a spare epoch=" in spare.log()
     assert first.terminate() == 0
     assert spare.until_status(lambda s: s.worker_ready).slot == 0
+
+
+def test_fragments_sync_in_turn_through_deaths_of_worker_and_controller(
+    serve: Serve, connect: Callable[[str], SynchronizerClient], run_service: Run, run_island: Run, tmp_path: Path
+) -> None:
+    url = serve(tmp_path / "sync", quorum=2)
+    more = ("--num-fragments", "3", "--policy-params", '{"h": 60}', "--max-h", "120")
+    controller = run_service("controller", *controller_options(tmp_path, url, *more))
+    port = int(controller.url.rpartition(":")[2])
+    islands = islands_of(run_island, controller.url)
+    for island in islands:
+        island.until_progress(lambda p: p.round >= 4)
+        assert island.status().num_fragments == 3
+        assert "wadiloco_island_fragments 3.0" in island.get("/metrics").text
+    done = controller.until(lambda: [r for r in rounds_of(controller) if r["closed"]][:4])
+    assert [r["round"] for r in done] == [0, 1, 2, 3]
+    assert all(sorted(r["slots_applied"]) == [0, 1] for r in done)
+    os.kill(islands[0].status().worker_pid, signal.SIGKILL)
+    islands[0].until_status(lambda s: s.restarts == 1 and s.worker_ready)
+    reached = max(island.progress().round for island in islands)
+    for island in islands:
+        island.until_progress(lambda p, seen=reached: p.round >= seen + 2)
+    controller.kill()
+    reached = max(island.progress().round for island in islands)
+    for island in islands:
+        island.until_progress(lambda p, seen=reached: p.round >= seen + 2)
+        assert "autonomous=True" in island.log()
+    versions = [fragment.version for fragment in connect(url).state(deadline_s=time.time() + 20).fragments]
+    assert max(versions) - min(versions) <= 1
+    wrong = run_service("controller", *controller_options(tmp_path, url, "--num-fragments", "2"))
+    assert wrong.finish(60) == 2
+    assert "has 3, not 2" in wrong.lines[-1]
+    again = run_service("controller", *controller_options(tmp_path, url, *more, port=port))
+    for island in islands:
+        island.until_status(lambda s: s.controller_reachable and s.unacknowledged_syncs == 0)
+    reached = max(island.progress().round for island in islands)
+    again.until(lambda: [r for r in rounds_of(again) if r["round"] > reached and len(r["slots_applied"]) == 2])
+    assert again.get("/v1/budget").json()["spent"] >= reached
+
+
+def test_a_controller_with_other_fragments_than_the_run_is_told(
+    serve: Serve, run_service: Run, run_island: Run, tmp_path: Path
+) -> None:
+    url = serve(tmp_path / "sync", quorum=1)
+    alone = run_island("--slot", "1", "--synchronizer", url, "--num-fragments", "3")
+    alone.until_status(lambda s: s.worker_ready)
+    controller = run_service("controller", *controller_options(tmp_path, url, "--num-fragments", "2"))
+    other = run_island("--controller", controller.url, "--agent-id", "other")
+    assert other.finish(60) == 4
+    assert "it has 3 fragments against 2 here" in other.lines[-1]
+    assert "--num-fragments 3" in other.lines[-1]

@@ -12,6 +12,7 @@ from diloco.agent.rules import (
     counts,
     deaths_in_a_row,
     limits_of,
+    refused_fragments,
     sync_command,
     times_of,
 )
@@ -132,3 +133,27 @@ def test_pauses_double_up_to_the_longest() -> None:
 def test_deaths_in_quick_succession_add_up_and_a_healthy_life_ends_the_count() -> None:
     assert deaths_in_a_row(2, lived_s=1.0) == 3
     assert deaths_in_a_row(2, lived_s=3600.0) == 1
+
+
+@pytest.mark.parametrize(
+    ("round_number", "fragments", "leased", "run", "refused"),
+    [
+        (4, (1,), 3, 3, False),
+        (0, (0,), 1, 1, False),
+        (4, (1,), 3, None, False),  # no worker has joined yet: the next one finds out
+        (4, (0,), 3, 3, True),
+        (4, (0, 1), 3, 3, True),
+        (4, (1,), 3, 1, True),
+        (6, (0,), 3, 1, True),
+        (4, (0,), 1, 3, True),
+    ],
+)
+def test_directives_for_other_fragments_than_the_run_has_are_refused(
+    round_number: int, fragments: tuple[int, ...], leased: int, run: int | None, refused: bool
+) -> None:
+    order = Directive(seq=1, kind=DirectiveKind.SYNC, epoch=3, t_s=0.0, round=round_number, fragments=fragments)
+    held = lease().model_copy(update={"num_fragments": leased})
+    reason = refused_fragments(order, held, num_fragments=run)
+    assert (reason is not None) is refused
+    if reason is not None:
+        assert f"start it with --num-fragments {run}" in reason

@@ -1,0 +1,237 @@
+"""An island whose model is cut into fragments that sync in turn, as in Streaming DiLoCo (Douillard et al., 2025, arXiv
+2501.18512): every fragment has global parameters, versions and progress of its own (`diloco.island`), and one sync
+moves one of them. With one fragment it is the island of plain DiLoCo.
+
+Which one a sync moves follows from the number of its round, or where nobody directs from the versions of all fragments
+(`diloco.turns`). A sync begins with a look at all of them: what this island missed of the others it adopts first, so
+that an island that was away is one sync behind at most, whatever the number of fragments.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+import torch
+from torch import Tensor, nn
+
+from diloco.boundary import Boundary
+from diloco.codec import CODECS, Codec
+from diloco.errors import ManifestError
+from diloco.exchange import Exchange, Pending, Syncs, Tally
+from diloco.fragment import manifest_of
+from diloco.island import Capture, Island
+from diloco.partition import cut, joined
+from diloco.protocol import SyncCommand
+from diloco.schema import InitReply, Manifest, OuterState, SyncOutcome, SyncReport
+from diloco.transport import SynchronizerClient, check_cut, check_model
+from diloco.turns import next_round, place_of
+
+
+class StreamingIsland:
+    """A module as fragments."""
+
+    def __init__(self, module: nn.Module, codec: Codec = CODECS["fp32"], *, num_fragments: int = 1) -> None:
+        """As it stands the module is version 0 of all fragments.
+
+        Raises:
+            InputError: it has fewer tensors than fragments, or nothing in it can be trained.
+        """
+        self.module = module
+        self.codec = codec
+        self.cut(num_fragments)
+
+    def cut(self, num_fragments: int) -> None:
+        """Cut it, anew if it was: no progress is kept."""
+        self.manifests: tuple[Manifest, ...] = cut(manifest_of(self.module), num_fragments)
+        names = [frozenset(spec.name for spec in manifest.tensors) for manifest in self.manifests]
+        self.fragments: tuple[Island, ...] = tuple(Island(self.module, self.codec, names=own) for own in names)
+
+    @property
+    def num_fragments(self) -> int:
+        return len(self.fragments)
+
+    @property
+    def manifest(self) -> Manifest:
+        """Of the whole model."""
+        return joined(self.manifests)
+
+    @property
+    def global_flat(self) -> Tensor:  # (parameters,) fp32
+        """The global parameters of all fragments, in wire order."""
+        flats = [fragment.global_flat for fragment in self.fragments]
+        return flats[0] if len(flats) == 1 else torch.cat(flats)
+
+    @property
+    def version(self) -> int:
+        """The round of the run that is next: outer steps taken so far, on all fragments together."""
+        return next_round(fragment.version for fragment in self.fragments)
+
+    @property
+    def steps_since_sync(self) -> int:
+        """Inner steps since the last sync of any fragment."""
+        return self._synced_last.steps_since_sync
+
+    @property
+    def tokens_since_sync(self) -> int:
+        return self._synced_last.tokens_since_sync
+
+    @property
+    def _synced_last(self) -> Island:
+        return min(self.fragments, key=lambda fragment: fragment.steps_since_sync)
+
+    @property
+    def residual_norm(self) -> float | None:
+        """L2 norm of what the codec left out and owes; None where it leaves nothing out."""
+        norms = [fragment.feedback.norm for fragment in self.fragments if fragment.feedback is not None]
+        return math.hypot(*norms) if norms else None
+
+    def count_step(self, tokens: int) -> None:
+        """An inner step was taken on so many tokens."""
+        for fragment in self.fragments:
+            fragment.count_step(tokens)
+
+    def update_norm(self) -> float:
+        """L2 norm of the pseudo-gradients so far."""
+        return math.hypot(*(fragment.update_norm() for fragment in self.fragments))
+
+    def start_over(self) -> None:
+        """Go back to the global parameters."""
+        for fragment in self.fragments:
+            fragment.rebase(fragment.global_flat, fragment.version)
+
+
+class StreamingExchange(Syncs):
+    """Runs the syncs of such an island against one synchronizer. Rounds are those of the run."""
+
+    def __init__(self, island: StreamingIsland, client: SynchronizerClient, *, slot: int) -> None:
+        self._island = island
+        self._client = client
+        self._slot = slot
+        self._exchanges = self._open()
+
+    def join(self, *, deadline_s: float, num_fragments: int | None = None) -> None:
+        """Become part of the run with all fragments: offer the initial parameters, or start from the global ones.
+
+        ``num_fragments`` is what somebody decided; None leaves it to the run that there is, and a new one has one.
+
+        Raises:
+            ManifestError: the run trains another model, or cuts it in another way.
+            UnavailableError: no synchronizer until the deadline.
+        """
+        while not (state := self._client.state(deadline_s=deadline_s)).initialized:
+            self._cut(num_fragments or 1)
+            try:
+                if self._offer(deadline_s).accepted:
+                    return
+            except ManifestError:
+                # Another island began the run meanwhile: what differs, the state says.
+                if not self._client.state(deadline_s=deadline_s).initialized:
+                    raise
+        check_model(state, self._island.manifest)
+        self._cut(num_fragments or len(state.fragments))
+        self._check(state)
+        for exchange, fragment in zip(self._exchanges, state.fragments, strict=True):
+            exchange.start_from(fragment.version, deadline_s=deadline_s)
+
+    def meet_at(self, boundary: Boundary) -> None:
+        super().meet_at(boundary)
+        for exchange in self._exchanges:
+            exchange.meet_at(boundary)
+
+    def capture(self, command: SyncCommand) -> Capture:
+        """Of the fragment whose turn it is, as far as this island knows."""
+        return self._exchanges[self._turn_of(command)].capture()
+
+    def begin(self, command: SyncCommand, captured: Capture | None = None) -> SyncReport | Pending | None:
+        tally = Tally(started_s=time.time(), round=0, num_fragments=self._island.num_fragments)
+        self._aim(tally, self._turn_of(command))
+        return self._reported(command, tally, lambda: self._contribute(command, tally, captured))
+
+    def _turn_of(self, command: SyncCommand) -> int:
+        number = self._island.version if command.round is None else command.round
+        return place_of(number, self._island.num_fragments).fragment
+
+    def await_end(self, pending: Pending) -> int:
+        return self._exchanges[pending.tally.fragment].await_end(pending)
+
+    def _take_end(self, pending: Pending, version: int) -> None:
+        self._exchanges[pending.tally.fragment]._take_end(pending, version)
+
+    def _start_over(self) -> None:
+        self._island.start_over()
+
+    def _contribute(self, command: SyncCommand, tally: Tally, captured: Capture | None) -> SyncOutcome | Pending | None:
+        captured_of = tally.fragment
+        while True:
+            own = command if self._island.num_fragments == 1 else self._take_turn(command, tally)
+            exchange = self._exchanges[tally.fragment]
+            try:
+                # Of another fragment, or of a turn that is over, it is no use.
+                done = exchange.contribute(own, tally, captured if tally.fragment == captured_of else None)
+            finally:
+                self.outer_state, captured = exchange.outer_state, None
+            if done is not None or command.round is not None:
+                return done
+            # Untold, and the round closed between our look and our coming: the turn is another fragment's.
+
+    def _take_turn(self, command: SyncCommand, tally: Tally) -> SyncCommand:
+        """Catch up on all fragments but the one whose turn it is; the command as that one counts."""
+        for exchange in self._exchanges:
+            exchange.settle(command)
+        state = self._ask_state(command)
+        turn = next_round(fragment.version for fragment in state.fragments)
+        # A round that is ahead of a synchronizer that lost its state means whatever is next there.
+        number = turn if command.round is None else min(command.round, turn)
+        place = place_of(number, self._island.num_fragments)
+        for index, exchange in enumerate(self._exchanges):
+            if index != place.fragment:
+                exchange.follow(state, command, tally)
+        self._aim(tally, place.fragment)
+        return command.model_copy(update={"round": place.version})
+
+    def _aim(self, tally: Tally, fragment: int) -> None:
+        tally.fragment = fragment
+        tally.round = self._exchanges[fragment].version
+
+    def _ask_state(self, command: SyncCommand) -> OuterState:
+        state = self._client.state(deadline_s=command.deadline_s)
+        if not state.initialized:
+            self._begin_run(command.deadline_s)
+            state = self._client.state(deadline_s=command.deadline_s)
+        self._check(state)
+        return state
+
+    def _check(self, state: OuterState) -> None:
+        check_cut(state, self._island.manifests)
+
+    def _begin_run(self, deadline_s: float) -> InitReply:
+        """The synchronizer lost its disk: offer what the islands share."""
+        island = self._island
+        return self._client.init(
+            island.manifest, island.global_flat, deadline_s=deadline_s, num_fragments=island.num_fragments
+        )
+
+    def _offer(self, deadline_s: float) -> InitReply:
+        island = self._island
+        return self._client.offer(
+            island.manifest, island.global_flat, deadline_s=deadline_s, num_fragments=island.num_fragments
+        )
+
+    def _cut(self, num_fragments: int) -> None:
+        if num_fragments != self._island.num_fragments:
+            self._island.cut(num_fragments)
+            self._exchanges = self._open()
+
+    def _open(self) -> tuple[Exchange, ...]:
+        return tuple(
+            Exchange(
+                fragment,
+                self._client.of(index),
+                slot=self._slot,
+                fragment=index,
+                begin_run=self._begin_run,
+                check=self._check,
+            )
+            for index, fragment in enumerate(self._island.fragments)
+        )
