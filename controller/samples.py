@@ -66,14 +66,16 @@ class SampleBook:
         for sample in samples:
             self._keep(sample)
 
-    def offer(self, raw: object, now_s: float) -> Verdict:
-        """Judge one sample, and keep it when it is good."""
+    def offer(self, raw: object, now_s: float, *, correction_s: float = 0.0) -> Verdict:
+        """Judge one sample, and keep it when it is good: in the time of ``now_s``, ``correction_s`` behind that of hosts."""
         try:
             sample = LoadSample.model_validate(raw)
         except ValidationError as exc:
             first = exc.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             return Verdict(SampleOutcome.INVALID, detail=f"{where}: {first['msg']}")
+        if correction_s:
+            sample = sample.model_copy(update={"t_s": sample.t_s - correction_s})
         absurd = find_absurd(sample)
         if absurd is not None:
             return Verdict(SampleOutcome.ABSURD, detail=absurd)
