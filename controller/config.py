@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from controller.budget import check_budget
 from controller.database_url import DatabaseUrl, is_database_url, parse_database_url
 from controller.policy import PolicyContext, make_policy
-from controller.policy_words import check_shadows, parse_policy
+from controller.policy_words import check_shadows, in_options, parse_policy
 from controller.schema import MAX_BUDGET_S, MAX_BUDGET_SYNCS, MAX_FRAGMENTS, BudgetSpec, Mode, PolicySpec
 from diloco.schema import SyncTimes
 from service.errors import InputError
@@ -159,9 +159,13 @@ class ControllerSettings(ServiceSettings):
         if self.quorum is not None and self.quorum > self.num_slots:
             raise ValueError(f"quorum {self.quorum} is over num_slots {self.num_slots}: lower quorum")
         try:
-            check_budget(self.budget_spec)
-            make_policy(self.policy_spec, self.policy_context)
-            check_shadows(self.shadow_specs, self.policy_context)
+            shadows = self.shadow_specs
         except InputError as exc:
             raise ValueError(str(exc)) from exc
+        try:
+            check_budget(self.budget_spec)
+            make_policy(self.policy_spec, self.policy_context)
+            check_shadows(shadows, self.policy_context)
+        except InputError as exc:
+            raise ValueError(str(in_options(exc))) from exc
         return self

@@ -22,7 +22,7 @@ from controller.policy_words import parse_policy
 from controller.schema import MAX_BUDGET_S
 from controller.switchback_view import ProgressView, show
 from service.client import client_options, refusal
-from service.errors import ConflictError, InputError, UnavailableError
+from service.errors import ConflictError, InputError, UnavailableError, WadilocoError
 from service.log import configure_logging
 from service.settings import PeerSettings, Url, load_settings
 
@@ -131,8 +131,17 @@ class Peer:
                 remedy="start the controller, or give its URL",
             ) from exc
         if not response.is_success:
-            raise refusal(response, field="--controller")
+            raise _in_options(refusal(response, field="--controller"))
         return ExperimentStatus.model_validate_json(response.content)
+
+
+def _in_options(error: WadilocoError) -> WadilocoError:
+    """A refusal in the words of this command."""
+    first, *rest = (error.field or "").split(".")
+    if first not in {"a", "b"}:
+        return error
+    message = f"{rest[1]}: {error.message}" if rest[1:] else error.message
+    return type(error)(message, field=f"policy_{first}", remedy=error.remedy)
 
 
 def follow(peer: Peer, status: ExperimentStatus, settings: SwitchbackSettings, console: Console) -> ExperimentStatus:

@@ -75,6 +75,7 @@ def build_app(
     app.state.tasks = None
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes, larger=larger_bodies)
     app.add_middleware(BodyUntilExit)
+    app.add_middleware(HeadAsGet)
     if settings.token is not None:
         app.add_middleware(BearerToken, token=settings.token.get_secret_value())
     app.add_exception_handler(WadilocoError, _answer_error)
@@ -128,13 +129,33 @@ async def _answer_error(_: Request, exc: Exception) -> Response:
 async def _answer_invalid(_: Request, exc: Exception) -> Response:
     assert isinstance(exc, RequestValidationError)
     first = exc.errors()[0]
+    if first["type"] == "json_invalid":
+        why = first.get("ctx", {}).get("error", first["msg"])
+        return error_response(422, "InputError", f"is no JSON: {why} at character {first['loc'][-1]}", "body", SEND_JSON)
+    if first["loc"] == ("body",) and first["type"] != "value_error":
+        return error_response(422, "InputError", str(first["msg"]), "body", SEND_JSON)
     field = ".".join(str(part) for part in first["loc"])
-    return error_response(422, "InputError", str(first["msg"]), field, "see /docs for the fields")
+    message = str(first["msg"]).removeprefix("Value error, ")
+    return error_response(422, "InputError", message, field, "see /docs for the fields")
+
+
+SEND_JSON = "send JSON in UTF-8, with Content-Type: application/json; see /docs for the fields"
+OF_STATUS = {
+    400: ("body", SEND_JSON),
+    404: ("path", "see /docs for the paths"),
+    405: ("method", "see /docs for the methods of this path"),
+    413: ("body", "send less at once"),
+    503: (None, "try again"),
+}
+"""Field and remedy of errors that the framework raises."""
 
 
 async def _answer_http(_: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException)
-    return error_response(exc.status_code, "HTTPError", str(exc.detail), None, None)
+    field, remedy = OF_STATUS.get(exc.status_code, (None, None))
+    response = error_response(exc.status_code, "HTTPError", str(exc.detail), field, remedy)
+    response.headers.update(exc.headers or {})
+    return response
 
 
 def error_response(status: int, kind: str, message: str, field: str | None, remedy: str | None) -> Response:
@@ -167,6 +188,32 @@ class BearerToken:
     def _allows(self, scope: Scope) -> bool:
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         return hmac.compare_digest(given, self._expected)
+
+
+class _HeadAnswered(Exception):  # noqa: N818 - no error
+    """Everything that a HEAD request is told has been told."""
+
+
+class HeadAsGet:
+    """ASGI middleware: HEAD is answered as GET is, without the body, and ends where that would begin."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                return
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            raise _HeadAnswered
+
+        with contextlib.suppress(_HeadAnswered):
+            await self._app({**scope, "method": "GET"}, receive, send_head)
 
 
 class BodyUntilExit:

@@ -158,7 +158,7 @@ def load_settings(model: type[S], argv: Sequence[str]) -> S:
     except OSError as exc:
         raise ConfigError(f"cannot read {config_file}: {exc.strerror or exc}", field="--config") from exc
     except SettingsError as exc:
-        raise ConfigError(str(exc.__cause__ or exc), remedy=f"see wadiloco {model.service} --help") from exc
+        raise _explain_form(exc, model, prefix) from exc
     if print_config:
         sys.stdout.write(settings.model_dump_json(indent=2) + "\n")
         raise SystemExit(0)
@@ -236,6 +236,24 @@ def _bind_sources(model: type[S], arguments: list[str], config_file: Path | None
     return Bound
 
 
+UNREADABLE = re.compile(r"Parsing error encountered for (\w+):|error parsing value for field \"(\w+)\"")
+
+
+def _explain_form(exc: SettingsError, model: type[Settings], prefix: str) -> ConfigError:
+    """A command line that is none, or an option whose value has not the form that it needs."""
+    text = f"{exc} {exc.__cause__}"
+    found = UNREADABLE.search(text)
+    if found is None:
+        return ConfigError(str(exc).removeprefix("error parsing CLI: "), remedy=f"see wadiloco {model.service} --help")
+    name = found[1] or found[2]
+    option, variable = f"--{name.replace('_', '-')}", f"{prefix}{name.upper()}"
+    return ConfigError(
+        "is not NAME=VALUE,...",
+        field=name,
+        remedy=f"write {option} NAME=VALUE, or {variable}='{{\"NAME\": VALUE}}'",
+    )
+
+
 def _explain(exc: ValidationError, model: type[Settings], prefix: str, config_file: Path | None) -> ConfigError:
     first = exc.errors()[0]
     name = str(first["loc"][0]) if first["loc"] else ""
@@ -247,12 +265,21 @@ def _explain(exc: ValidationError, model: type[Settings], prefix: str, config_fi
         return ConfigError(f"no such setting{where}{more}", field=name, remedy=remedy)
     if not name:
         return ConfigError(message + more)
+    if len(first["loc"]) > 1 and isinstance(_default(model, name), dict):
+        name = f"{name}.{first['loc'][1]}"
+        more = ""  # of a value that may be of several types, each has its own
     given = first.get("input")
     is_hidden = first["type"] == "missing" or isinstance(given, dict) or _is_secret(model, name)
     shown = "" if is_hidden else f", got {given!r}"
+    option = str(first["loc"][0])
     return ConfigError(
-        message + shown + more, field=name, remedy=f"set --{name.replace('_', '-')} or {prefix}{name.upper()}"
+        message + shown + more, field=name, remedy=f"set --{option.replace('_', '-')} or {prefix}{option.upper()}"
     )
+
+
+def _default(model: type[Settings], name: str) -> object:
+    field = model.model_fields.get(name)
+    return field.get_default(call_default_factory=True, validated_data={}) if field is not None else None
 
 
 def _is_secret(model: type[Settings], name: str) -> bool:

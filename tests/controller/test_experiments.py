@@ -326,7 +326,7 @@ def test_a_policy_of_the_settings_that_is_also_an_arm_does_not_take_over_the_run
 async def stopped_by_settings(client: Client) -> None:
     status = await look(client)
     assert status.state is ExperimentState.STOPPED
-    assert "policy_params.h" in status.detail
+    assert "params.h" in status.detail
     assert (await client.get("/v1/policy"))["name"] == "no_sync"
 
 

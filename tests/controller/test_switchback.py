@@ -78,8 +78,8 @@ def test_random_deferral_draws_anew_in_each_pair_unless_a_draw_is_given() -> Non
     ("fields", "field"),
     [
         ({"b": {"name": "wa_diloco"}}, "b"),
-        ({"a": {"name": "dance"}}, "a.policy"),
-        ({"b": {"name": "fixed_h", "params": {"h": 1000}}}, "b.policy_params.h"),
+        ({"a": {"name": "dance"}}, "a.name"),
+        ({"b": {"name": "fixed_h", "params": {"h": 1000}}}, "b.params.h"),
         ({"blocks": 7}, "blocks"),
         ({"washout_s": 100}, "washout_s"),
         ({"washout_s": 500}, "washout_s"),
