@@ -97,7 +97,7 @@ class Reader(ABC):
         }
         try:
             return [read[table](row) for row in self._page(table, since=since, limit=limit)]
-        except ValueError as exc:
+        except (ValueError, TypeError, RecursionError) as exc:  # TypeError: JSON of another kind than was written
             raise unreadable_row(table, exc) from exc
 
     def last_of_page(self, table: str, *, since: int, limit: int) -> int:
@@ -139,7 +139,7 @@ class Reader(ABC):
         return UnavailableError(f"cannot be read: {why}", field="--journal", remedy=self._remedy)
 
 
-def unreadable_row(table: str, exc: ValueError) -> ConfigError:
+def unreadable_row(table: str, exc: Exception) -> ConfigError:
     why = exc.errors()[0]["msg"] if isinstance(exc, ValidationError) else str(exc)
     return ConfigError(
         f"table {table} has a row that this version cannot read: {why}",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     FilePath,
@@ -40,6 +41,7 @@ from pydantic_settings.exceptions import SettingsError
 from service.errors import ConfigError
 from service.help import OptionWriter
 from service.peers import split_urls
+from service.urls import check_url, check_urls
 
 S = TypeVar("S", bound="Settings")
 
@@ -48,7 +50,10 @@ def _split(value: Any) -> Any:
     return split_urls(value) if isinstance(value, str) else value
 
 
-Url = Annotated[str, Field(pattern=r"^https?://[^\s/]+")]
+Url = Annotated[str, AfterValidator(check_url)]
+"""Base URL of one process."""
+Urls = Annotated[str, AfterValidator(check_urls)]
+"""The same, or several with commas: the processes that can give one service."""
 CommaSeparated = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """Several words of one option: ``a,b``; a list in a settings file."""
 
@@ -269,7 +274,7 @@ def _explain(exc: ValidationError, model: type[Settings], prefix: str, config_fi
         name = f"{name}.{first['loc'][1]}"
         more = ""  # of a value that may be of several types, each has its own
     given = first.get("input")
-    is_hidden = first["type"] == "missing" or isinstance(given, dict) or _is_secret(model, name)
+    is_hidden = first["type"] == "missing" or isinstance(given, dict) or _is_secret(model, name) or _holds_password(given)
     shown = "" if is_hidden else f", got {given!r}"
     option = str(first["loc"][0])
     return ConfigError(
@@ -280,6 +285,11 @@ def _explain(exc: ValidationError, model: type[Settings], prefix: str, config_fi
 def _default(model: type[Settings], name: str) -> object:
     field = model.model_fields.get(name)
     return field.get_default(call_default_factory=True, validated_data={}) if field is not None else None
+
+
+def _holds_password(given: object) -> bool:
+    """Whether it is, or was meant as, a URL with a user's password."""
+    return re.search(r"://[^/]*:[^/]*@", str(given)) is not None
 
 
 def _is_secret(model: type[Settings], name: str) -> bool:

@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from controller.database_url import DatabaseUrl, read_journal
 from controller.export.columns import Table
 from controller.export.stream import DEFAULT_ROWS, MAX_ROWS, Format
 from service.files import check_replaceable
@@ -24,7 +25,7 @@ class ExportSettings(PeerSettings):
     table: Table
     """decisions, samples, rounds or recoveries."""
     journal: Path | None = None
-    """Journal of a controller, which may be running or not."""
+    """SQLite journal of a controller, which may be running or not; one in PostgreSQL is read through --controller."""
     controller: Url | None = None
     """URL of a controller, instead of its journal."""
     out: Path
@@ -39,6 +40,14 @@ class ExportSettings(PeerSettings):
     """Longest wait for the controller's next bytes."""
     as_json: bool = False
     """Print the result as JSON; --json for short."""
+
+    @field_validator("journal", mode="before")
+    @classmethod
+    def _check_journal(cls, value: object) -> object:
+        read = read_journal(value)
+        if isinstance(read, DatabaseUrl):
+            raise ValueError("only a SQLite file is read here, not a database: give --controller URL instead")
+        return read
 
     @field_validator("out")
     @classmethod
