@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.docs import build_docs
@@ -194,6 +195,11 @@ class _HeadAnswered(Exception):  # noqa: N818 - no error
     """Everything that a HEAD request is told has been told."""
 
 
+def _has_route(scope: Scope) -> bool:
+    """Whether the application answers this method by itself, as the synchronizer does to those who wait."""
+    return any(route.matches(scope)[0] is Match.FULL for route in scope["app"].routes)
+
+
 class HeadAsGet:
     """ASGI middleware: HEAD is answered as GET is, without the body, and ends where that would begin."""
 
@@ -201,7 +207,7 @@ class HeadAsGet:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "HEAD":
+        if scope["type"] != "http" or scope["method"] != "HEAD" or _has_route(scope):
             await self._app(scope, receive, send)
             return
 

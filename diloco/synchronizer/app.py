@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 from fastapi import APIRouter, FastAPI, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -143,7 +143,8 @@ def _add_downloads(app: FastAPI, run: OuterRun, metrics: Metrics) -> None:
         generation = run.published.get(version)
         if range is None:
             headers = _headers(generation) | {"Content-Length": str(generation.num_bytes)}
-            return StreamingResponse(_stream(generation, metrics), headers=headers)
+            file = await asyncio.to_thread(_open, generation)
+            return StreamingResponse(_stream(file, generation, metrics), headers=headers)
         part = parse_range(range, total=generation.num_bytes, max_bytes=CHUNK_BYTES)
         data, digest = await asyncio.to_thread(_read, generation, part)
         metrics.bytes.labels(Direction.OUT).inc(len(data))
@@ -174,18 +175,30 @@ def _read(generation: Generation, part: ByteRange) -> tuple[bytes, bytes]:
     try:
         data = generation.read(part.start, part.stop)
     except FileNotFoundError as exc:
-        raise VersionGoneError(
-            f"version {generation.version} is not kept any more", version=generation.version + 1, field="version"
-        ) from exc
+        raise _gone(generation) from exc
     return data, sha256(data)
 
 
-async def _stream(generation: Generation, metrics: Metrics) -> AsyncIterator[bytes]:
-    for start in range(0, generation.num_bytes, CHUNK_BYTES):
-        stop = min(start + CHUNK_BYTES, generation.num_bytes)
-        data = await asyncio.to_thread(generation.read, start, stop)
-        metrics.bytes.labels(Direction.OUT).inc(len(data))
-        yield data
+def _open(generation: Generation) -> BinaryIO:
+    """The file of a generation, kept open for as long as somebody reads it: newer ones may take it away meanwhile."""
+    try:
+        return generation.open()
+    except FileNotFoundError as exc:
+        raise _gone(generation) from exc
+
+
+def _gone(generation: Generation) -> VersionGoneError:
+    return VersionGoneError(
+        f"version {generation.version} is not kept any more", version=generation.version + 1, field="version"
+    )
+
+
+async def _stream(file: BinaryIO, generation: Generation, metrics: Metrics) -> AsyncIterator[bytes]:
+    with file:
+        for start in range(0, generation.num_bytes, CHUNK_BYTES):
+            data = await asyncio.to_thread(file.read, min(CHUNK_BYTES, generation.num_bytes - start))
+            metrics.bytes.labels(Direction.OUT).inc(len(data))
+            yield data
 
 
 def _headers(generation: Generation) -> dict[str, str]:

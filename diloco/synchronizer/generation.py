@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -74,6 +75,12 @@ class Generation:
     def read(self, start: int, stop: int) -> bytes:
         """Bytes of the parameters in wire order."""
         return read_part(self.path, offset=self.data_offset + start, length=stop - start)
+
+    def open(self) -> BinaryIO:
+        """The file, at the first byte of the parameters."""
+        file = os.fdopen(open_regular(self.path), "rb")
+        file.seek(self.data_offset)
+        return file
 
     def parameters(self) -> Tensor:
         """The parameters in wire order, mapped from the file; writing to them changes nobody else's."""
