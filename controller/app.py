@@ -102,6 +102,7 @@ def _build(
         dashboard.start(tasks)
         if contender is not None and seat is not None:
             tasks.start("lead", partial(contender.run, tasks.exit, seat))
+        tasks.start("watch", lambda: every(settings.tick_s, tasks.exit, loop.note_running))
         tasks.start("decide", lambda: every(settings.tick_s, tasks.exit, loop.tick))
         tasks.start("headroom", lambda: every(HEADROOM_EVERY_S, tasks.exit, loop.refresh_headroom))
         try:

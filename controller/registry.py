@@ -82,6 +82,12 @@ class Registry:
             self._set(agent, slot=kept, last_beat_s=now_s, progress_current=False, **fence)
         self._changes.clear()  # nobody lost a slot to anybody: it is no more
 
+    def excuse(self, stood_s: float, *, now_s: float) -> None:
+        """The controller itself stood still for so long: nobody's silence was longer for it."""
+        for agent in list(self._agents.values()):
+            if agent.active or agent.slot is not None:
+                self._set(agent, last_beat_s=min(now_s, agent.last_beat_s + stood_s))
+
     def register(self, request: AgentRegistration, *, now_s: float) -> AgentRecord:
         """Give or renew a lease.
 
