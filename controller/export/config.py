@@ -12,7 +12,7 @@ from controller.database_url import DatabaseUrl, read_journal
 from controller.export.columns import Table
 from controller.export.stream import DEFAULT_ROWS, MAX_ROWS, Format
 from service.files import check_replaceable
-from service.settings import PeerSettings, Url
+from service.settings import PeerSettings, Urls
 
 SUFFIXES = {f".{chosen}": chosen for chosen in Format}
 
@@ -26,8 +26,8 @@ class ExportSettings(PeerSettings):
     """decisions, samples, rounds or recoveries."""
     journal: Path | None = None
     """SQLite journal of a controller, which may be running or not; one in PostgreSQL is read through --controller."""
-    controller: Url | None = None
-    """URL of a controller, instead of its journal."""
+    controller: Urls | None = None
+    """URL of a controller, instead of its journal; or several with commas: the one that leads is asked."""
     out: Path
     """File to write; replaced whole."""
     format: Format | None = None

@@ -186,7 +186,7 @@ def test_what_the_controller_refuses_is_one_line_with_field_and_remedy(tmp_path:
             (("--blocks", "5"), 2, "wadiloco switchback: blocks: 5 blocks do not go in pairs (take 6 blocks)"),
             (("--policy-a", "dance"), 2, "wadiloco switchback: policy_a: no such policy: dance"),
             (("--policy-a", "fixed_h:h"), 2, "wadiloco switchback: policy_a: 'h' of 'fixed_h:h' is not PARAM=VALUE"),
-            (("--attach", "7"), 2, "wadiloco switchback: there is no experiment 7"),
+            (("--attach", "7"), 2, "wadiloco switchback: attach: there is no experiment 7 (see GET"),
         ]:
             ended = subprocess.run(
                 switchback(process, *options), capture_output=True, text=True, timeout=60, check=False
