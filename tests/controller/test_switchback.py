@@ -109,6 +109,14 @@ def test_a_budget_that_the_islands_cannot_spend_is_refused(step_time_s: float | 
         assert refused.value.field == "syncs_per_block"
 
 
+def test_the_pace_that_counts_has_the_waits_at_the_gate_in_it() -> None:
+    island = IslandView(slot=0, node="host-a", server_id=None, ready=True, step_time_s=1.0)
+    view = FleetView(islands=(island,), servers=(), budget=BudgetView(), min_h=2, max_h=100, run_started_s=0)
+    check_time_for_syncs(spec(syncs_per_block=2), view, 0, pace_s=0.5)
+    with pytest.raises(InputError, match=r"2 syncs take some 155 s at 30 s per inner step"):
+        check_time_for_syncs(spec(syncs_per_block=2), view, 0, pace_s=30.0)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_policy_that_is_truly_better_is_found(seed: int) -> None:
     found = result_of(simulate(12, 0.02, 0.07, seed=seed), num_over=24)

@@ -112,6 +112,7 @@ def test_the_command_runs_an_experiment_to_its_end_and_prints_it(tmp_path: Path)
         status = json.loads(ended.stdout)
         assert (status["state"], status["result"]["pairs"], status["spec"]["a"]["params"]) == ("done", 1, {"h": 5})
         assert "block 1/2" in ended.stderr
+        assert "syncs a 0/" in ended.stderr
         again = subprocess.run(
             switchback(process, "--attach", "1"), capture_output=True, text=True, timeout=60, check=False
         )
