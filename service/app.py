@@ -30,6 +30,10 @@ from service.settings import ServiceSettings
 from service.tasks import Background, background
 
 DEFAULT_MAX_BODY_BYTES = 8 << 20
+BODY_IDLE_S = 30.0
+"""Without a byte of a body that was announced."""
+BODY_DEADLINE_S = 600.0
+"""For a whole body: the largest, over the slowest link that is worth training over."""
 NO_LARGER_BODIES: Mapping[str, int] = {}
 
 # A `_created` series per counter tells the process's start over and over.
@@ -144,6 +148,7 @@ SEND_JSON = "send JSON in UTF-8, with Content-Type: application/json; see /docs 
 OF_STATUS = {
     400: ("body", SEND_JSON),
     404: ("path", "see /docs for the paths"),
+    408: ("body", "send it without a break, in smaller parts if need be"),
     405: ("method", "see /docs for the methods of this path"),
     413: ("body", "send less at once"),
     503: (None, "try again"),
@@ -223,7 +228,8 @@ class HeadAsGet:
 
 
 class BodyUntilExit:
-    """ASGI middleware: who is still sending a body when the process ends gets 503, who goes away before that nothing.
+    """ASGI middleware: who is still sending a body when the process ends gets 503, who goes away before that nothing,
+    and who stops sending in the middle, or takes for ever, 408.
 
     Without it a stop waits for bodies that may never come, and each of them ends in a traceback.
     """
@@ -237,14 +243,18 @@ class BodyUntilExit:
             await self._app(scope, receive, send)
             return
         complete = False
+        due_s = time.monotonic() + BODY_DEADLINE_S
 
         async def receive_until_exit() -> Message:
             nonlocal complete
             if complete:
                 return await receive()
-            message = await _unless_set(tasks.exit, receive())
-            if message is None:
+            wait_s = min(BODY_IDLE_S, due_s - time.monotonic())
+            message = await _unless_set(tasks.exit, receive(), wait_s=max(0.0, wait_s))
+            if message is None and tasks.exit.is_set():
                 raise HTTPException(503, "the process ends, and the body has not arrived")
+            if message is None:
+                raise HTTPException(408, "the body has not arrived")
             complete = not message.get("more_body", False)
             return message
 
@@ -252,11 +262,11 @@ class BodyUntilExit:
             await self._app(scope, receive_until_exit, send)
 
 
-async def _unless_set(event: asyncio.Event, message: Awaitable[Message]) -> Message | None:
-    """The message, or None when the event is set before it comes."""
+async def _unless_set(event: asyncio.Event, message: Awaitable[Message], *, wait_s: float) -> Message | None:
+    """The message, or None when the event is set, or the time is over, before it comes."""
     waits = (asyncio.ensure_future(message), asyncio.create_task(event.wait()))
     try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         return waits[0].result() if waits[0].done() else None
     finally:
         for wait in waits:
