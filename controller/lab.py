@@ -24,6 +24,7 @@ from controller.schema import DecisionRecord
 from controller.shadow_book import ShadowBook
 from controller.state import FleetState
 from controller.view import build_view
+from service.repeats import Repeats
 from sidecar.schema import LoadSample
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class Lab:
         self._state = state
         self._clock = clock
         self._metrics = metrics
+        self._repeats = Repeats(logger)
         self._paces = Paces()
         self.experiments = Experiments(state, now_s=now_s)
         self.shadows = ShadowBook(state, self._metrics, now_s=now_s, remember=remember)
@@ -123,6 +125,6 @@ class Lab:
     def _counted(self, part: str) -> Iterator[None]:
         try:
             yield
-        except Exception:
+        except Exception as exc:  # noqa: BLE001 - counted, and told
             self._metrics.failures.labels(part).inc()
-            logger.exception("lab failed part=%s", part)
+            self._repeats.error(f"lab failed part={part}", exc)

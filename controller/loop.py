@@ -17,6 +17,7 @@ from controller.stalls import Stalls
 from controller.state import FleetState
 from controller.view import build_view
 from service.errors import ConflictError, UnavailableError
+from service.repeats import Repeats
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Loop:
         self._controller = controller
         self._metrics = controller.metrics
         self._stalls = Stalls()
+        self._repeats = Repeats(logger)
         self._pruned_s = 0.0
         self._islands: tuple[FleetState, IslandsMode] | None = None
         self._unbound: tuple[int, ...] = ()
@@ -73,9 +75,9 @@ class Loop:
             await self._on_tick(self._controller.clock())
         except UnavailableError:
             pass  # The journal counts and logs it, and readiness names it.
-        except Exception:
+        except Exception as exc:  # noqa: BLE001 - counted, and told
             self._metrics.tick_failures.inc()
-            logger.exception("tick failed")
+            self._repeats.error("tick failed", exc)
         self._metrics.tick_seconds.observe(time.perf_counter() - started_s)
 
     async def _on_tick(self, now_s: float) -> None:
@@ -128,9 +130,9 @@ class Loop:
     def _decide(self, policy: Policy, view: FleetView, now_s: float) -> Decision:
         try:
             return ask(policy, view, now_s)
-        except Exception:
+        except Exception as exc:  # noqa: BLE001 - counted, and told
             self._metrics.policy_failures.inc()
-            logger.exception("policy failed policy=%s", policy.name)
+            self._repeats.error(f"policy failed policy={policy.name}", exc)
             return fall_back(view, now_s)
 
     def _enact(self, decision: Decision, view: FleetView, now_s: float) -> None:

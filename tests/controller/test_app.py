@@ -373,7 +373,7 @@ class Broken:
 @pytest.mark.parametrize("terms", [None, {"score": float("nan")}])
 @pytest.mark.parametrize(("h", "reason"), [(50, "policy_failed"), (100, "max_h_reached")])
 def test_a_policy_that_raises_defers_until_max_h(
-    tmp_path: Path, h: int, reason: str, terms: dict[str, float] | None
+    tmp_path: Path, h: int, reason: str, terms: dict[str, float] | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def body(client: Client) -> None:
         client.controller.state.policy = Broken(terms)
@@ -387,7 +387,15 @@ def test_a_policy_that_raises_defers_until_max_h(
         failures = await client.metric("wadiloco_controller_policy_failures_total")
         assert failures is not None
         assert failures > 0
+
+        async def failed_again() -> bool:
+            return (await client.metric("wadiloco_controller_policy_failures_total") or 0) > failures + 2
+
+        await until(failed_again, "further failures")
         assert (await client.http.get("/healthz")).status_code == 200
+        told = [record for record in caplog.records if "policy failed" in record.getMessage()]
+        assert len(told) == 1, "a traceback with each tick"
+        assert told[0].exc_info
 
     play(make_settings(tmp_path), ManualClock(), body)
 
