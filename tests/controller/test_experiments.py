@@ -151,7 +151,7 @@ def test_what_cannot_work_is_refused_and_changes_nothing(tmp_path: Path) -> None
             ({"blocks": 1}, "body.blocks"),
             ({"block": 5}, "body.block"),
             ({"washout_s": 30}, "washout_s"),
-            ({"a": {"name": "dance"}}, "a.policy"),
+            ({"a": {"name": "dance"}}, "a.name"),
             ({"syncs_per_block": 9, "min_gap_s": 0}, "syncs_per_block"),
         ]
         for fields, field in refusals:
