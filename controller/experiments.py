@@ -70,9 +70,7 @@ class Experiments:
         if self.running is not None and not self.running.record.put_back:
             raise _running_error(self.running, field)
 
-    def start(
-        self, spec: ExperimentSpec, view: FleetView, *, now_s: float, pace_s: float | None = None
-    ) -> Experiment:
+    def start(self, spec: ExperimentSpec, view: FleetView, *, now_s: float, pace_s: float | None = None) -> Experiment:
         """Begin with the first block.
 
         Raises:

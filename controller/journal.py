@@ -12,8 +12,8 @@ When a commit fails (disk full, file gone read-only, database away) its batch is
 `RETRY_S`; what comes meanwhile waits behind it. The same batch again, because a connection that breaks during COMMIT
 leaves open whether it was written, and a store can tell by the batch's number. State is bounded by its keys; of each
 log the oldest rows are dropped beyond `MAX_QUEUED_ROWS`, and counted. A disk that hangs instead is a failure, too, once
-a commit has waited for `COMMIT_DEADLINE_S`, until the writer is through. A store that says that another controller leads
-since is never written again.
+a commit has waited for `COMMIT_DEADLINE_S`, until the writer is through. A store that says that another controller
+leads since is never written again.
 
 Old rows are pruned in chunks, and a commit that waits comes between two of them.
 """

@@ -1,4 +1,4 @@
-"""What syncs would have cost before a restart: read back from the journal's samples, in slices beside the running fleet.
+"""What syncs would have cost before a restart: read back from the journal's samples, in slices beside the fleet.
 
 Of the servers that islands are bound to, and of the newest `MAX_ROWS` rows: a fleet whose journal has more of them in
 half an hour is known from less of it. A slice takes some 20 ms of a thread.

@@ -76,7 +76,10 @@ class SampleBook:
             self._keep(sample)
 
     def offer(self, raw: object, now_s: float, *, correction_s: float = 0.0) -> Verdict:
-        """Judge one sample, and keep it when it is good: in the time of ``now_s``, ``correction_s`` behind that of hosts."""
+        """Judge one sample, and keep it when it is good, in the time of ``now_s``.
+
+        That of the hosts, by which it was stamped, is ``correction_s`` seconds ahead.
+        """
         try:
             sample = LoadSample.model_validate(raw)
         except ValidationError as exc:

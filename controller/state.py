@@ -222,10 +222,10 @@ def read_number(meta: dict[str, str], key: str, default: float) -> float:
     """
     try:
         value = float(meta.get(key, default))
-        if not math.isfinite(value):
-            raise ValueError(f"{value} is not finite")
     except ValueError as exc:
         raise unreadable_row(f"meta ({key})", exc) from exc
+    if not math.isfinite(value):
+        raise unreadable_row(f"meta ({key})", ValueError(f"{value} is not finite"))
     return value
 
 
@@ -233,10 +233,10 @@ def read_whole(meta: dict[str, str], key: str, default: int) -> int:
     """As `read_number`, of a count."""
     try:
         value = int(meta.get(key, default))
-        if not 0 <= value <= MAX_WHOLE:
-            raise ValueError("it is no count")
     except ValueError as exc:
         raise unreadable_row(f"meta ({key})", exc) from exc
+    if not 0 <= value <= MAX_WHOLE:
+        raise unreadable_row(f"meta ({key})", ValueError("it is no count"))
     return value
 
 

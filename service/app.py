@@ -136,7 +136,9 @@ async def _answer_invalid(_: Request, exc: Exception) -> Response:
     first = exc.errors()[0]
     if first["type"] == "json_invalid":
         why = first.get("ctx", {}).get("error", first["msg"])
-        return error_response(422, "InputError", f"is no JSON: {why} at character {first['loc'][-1]}", "body", SEND_JSON)
+        return error_response(
+            422, "InputError", f"is no JSON: {why} at character {first['loc'][-1]}", "body", SEND_JSON
+        )
     if first["loc"] == ("body",) and first["type"] != "value_error":
         return error_response(422, "InputError", str(first["msg"]), "body", SEND_JSON)
     field = ".".join(str(part) for part in first["loc"])

@@ -94,7 +94,7 @@ class Bounds(asyncio.Protocol):
             self._stall_timer = None
 
 
-class BoundedH11(Bounds, H11Protocol):  # type: ignore[misc]
+class BoundedH11(Bounds, H11Protocol):
     """HTTP in Python."""
 
 
@@ -106,7 +106,7 @@ def bounded_protocol(*, many_clients: bool) -> type[asyncio.Protocol]:
         except ImportError:
             return BoundedH11
 
-        class BoundedHttpTools(Bounds, HttpToolsProtocol):  # type: ignore[misc]
+        class BoundedHttpTools(Bounds, HttpToolsProtocol):
             """HTTP in C."""
 
         return BoundedHttpTools

@@ -41,7 +41,8 @@ def ask_leader(
         UnavailableError: none of them can be reached and leads.
         httpx.HTTPError: one was reached, and broke off; what it was asked may have been done.
     """
-    waiting, trouble, followed = deque(urls), None, False
+    waiting, followed = deque(urls), False
+    trouble: WadilocoError | None = None
     while waiting:
         url = waiting.popleft()
         with httpx.Client(**client_options(settings, url, timeout_s=timeout_s)) as http:

@@ -274,7 +274,9 @@ def _explain(exc: ValidationError, model: type[Settings], prefix: str, config_fi
         name = f"{name}.{first['loc'][1]}"
         more = ""  # of a value that may be of several types, each has its own
     given = first.get("input")
-    is_hidden = first["type"] == "missing" or isinstance(given, dict) or _is_secret(model, name) or _holds_password(given)
+    is_hidden = (
+        first["type"] == "missing" or isinstance(given, dict) or _is_secret(model, name) or _holds_password(given)
+    )
     shown = "" if is_hidden else f", got {given!r}"
     option = str(first["loc"][0])
     return ConfigError(

@@ -46,7 +46,7 @@ class ExportSettings(PeerSettings):
     def _check_journal(cls, value: object) -> object:
         read = read_journal(value)
         if isinstance(read, DatabaseUrl):
-            raise ValueError("only a SQLite file is read here, not a database: give --controller URL instead")
+            raise ValueError("only a SQLite file is read here, not a database: give --controller URL instead")  # noqa: TRY004
         return read
 
     @field_validator("out")

@@ -10,7 +10,17 @@ import pytest
 from controller.clock import HostClock
 from controller.directives import Mailboxes
 from controller.schema import DirectiveKind
-from tests.controller.helpers import EPOCH_0, START_S, Client, ManualClock, make_settings, play, progress, report, sample
+from tests.controller.helpers import (
+    EPOCH_0,
+    START_S,
+    Client,
+    ManualClock,
+    make_settings,
+    play,
+    progress,
+    report,
+    sample,
+)
 
 
 def test_a_clock_that_is_set_changes_no_duration_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,8 +15,14 @@ from service.settings import load_settings
     ("arguments", "words"),
     [
         (["--min-h", "600"], ["min_h 600 is over max_h 512", "lower min_h or raise max_h"]),
-        (["--budget-syncs", "8", "--budget-horizon-s", "60", "--min-gap-s", "20"], ["140 s", "lengthen budget_horizon_s"]),
-        (["--budget-horizon-s", "60"], ["budget_syncs: a horizon", "set budget_syncs too, or leave budget_horizon_s out"]),
+        (
+            ["--budget-syncs", "8", "--budget-horizon-s", "60", "--min-gap-s", "20"],
+            ["140 s", "lengthen budget_horizon_s"],
+        ),
+        (
+            ["--budget-horizon-s", "60"],
+            ["budget_syncs: a horizon", "set budget_syncs too, or leave budget_horizon_s out"],
+        ),
         (["--policy", "magic"], ["no such policy: magic", "wa_diloco"]),
         (["--policy", "fixed_h", "--policy-params", "h=5"], ["policy_params.h", "from min_h to max_h"]),
         (["--budget-syncs", "3", "--budget-syncs-per-hour", "3"], ["either the rate, or budget_syncs with"]),

@@ -47,7 +47,7 @@ def test_a_controller_on_a_disk_that_hangs_says_so_goes_on_and_recovers(
             journal = client.controller.state.journal
             hanging = Hanging(journal._store)
             lease = await client.register()
-            journal._store = hanging  # type: ignore[assignment]
+            journal._store = hanging
             hanging.go_on.clear()
 
             async def is_unready() -> bool:
@@ -132,7 +132,7 @@ class Watching:
 
 def test_the_rows_of_one_change_are_written_together_whatever_wakes_the_writer(tmp_path: Path) -> None:
     store = Watching(SqliteStore(tmp_path / "journal.sqlite"))
-    journal = Journal(store)  # type: ignore[arg-type]
+    journal = Journal(store)
 
     async def body() -> None:
         journal.put("meta", "epoch", "1")
@@ -149,8 +149,8 @@ def test_the_rows_of_one_change_are_written_together_whatever_wakes_the_writer(t
 
 def test_what_one_journal_is_asked_while_it_writes_goes_into_the_next_batch_whole(tmp_path: Path) -> None:
     hanging = Hanging(SqliteStore(tmp_path / "journal.sqlite"))
-    watching = Watching(hanging)  # type: ignore[arg-type]
-    journal = Journal(watching)  # type: ignore[arg-type]
+    watching = Watching(hanging)
+    journal = Journal(watching)
 
     async def body() -> None:
         hanging.go_on.clear()
@@ -170,5 +170,3 @@ def test_what_one_journal_is_asked_while_it_writes_goes_into_the_next_batch_whol
     asyncio.run(body())
     journal.close()
     assert watching.batches == [{"meta": {"a"}}, {"meta": {"b"}, "policy": {"current"}}, {"meta": {"c"}}]
-
-

@@ -96,9 +96,7 @@ def test_what_a_leader_refuses_is_its_answer(leader: Peer) -> None:
     assert ask(leader.url, DEAD) == (409, "done")
 
 
-def test_a_leader_that_only_the_standby_names_is_followed_on_a_host_that_was_given(
-    leader: Peer, standby: Peer
-) -> None:
+def test_a_leader_that_only_the_standby_names_is_followed_on_a_host_that_was_given(leader: Peer, standby: Peer) -> None:
     assert ask(standby.url, token="secret") == (200, "done")  # noqa: S106
     assert leader.tokens == ["Bearer secret"]
 
