@@ -24,6 +24,7 @@ from controller.lab_api import build_lab_router
 from controller.leadership import RETRY_AFTER_S, StandbyError
 from controller.loop import Loop
 from controller.metrics import FleetCollector, Metrics
+from controller.recall import Recall
 from controller.refusals import CountRefusals
 from controller.state import FleetState, restore_run_id
 from service.app import build_app, error_response
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 DESCRIPTION = "Decides when the islands of one fleet sync: registry, policy, budget, journal."
 # 20,000 samples of a relay.
 MAX_BODY_BYTES = 64 << 20
+RECALL_EVERY_S = 1.0
+"""Between two looks for a state whose past is still to be read."""
 MAX_ORDER_BYTES = 2 << 20
 """Anything else: a heartbeat with a thousand sync reports has half of it. More would hold up the event loop."""
 
@@ -89,6 +92,7 @@ def _build(
 ) -> FastAPI:
     loop = Loop(controller)
     dashboard = Dashboard(controller)
+    recall = Recall(controller)
     controller.metrics.registry.register(FleetCollector(controller.gauges, controller.leadership))
 
     @asynccontextmanager
@@ -102,6 +106,8 @@ def _build(
         dashboard.start(tasks)
         if contender is not None and seat is not None:
             tasks.start("lead", partial(contender.run, tasks.exit, seat))
+        tasks.start("recall", lambda: every(RECALL_EVERY_S, tasks.exit, recall.tick))
+        tasks.start("watch", lambda: every(settings.tick_s, tasks.exit, loop.note_running))
         tasks.start("decide", lambda: every(settings.tick_s, tasks.exit, loop.tick))
         tasks.start("headroom", lambda: every(HEADROOM_EVERY_S, tasks.exit, loop.refresh_headroom))
         try:

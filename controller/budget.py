@@ -16,7 +16,7 @@ def check_budget(spec: BudgetSpec) -> None:
     """Refuse a budget that contradicts itself.
 
     Raises:
-        InputError: naming the field and the remedy.
+        InputError: naming the field of the spec and the remedy.
     """
     _check_rate(spec)
     _check_deferral(spec)
@@ -25,16 +25,16 @@ def check_budget(spec: BudgetSpec) -> None:
     if spec.outer_syncs is None:
         raise InputError(
             "a horizon limits nothing without a number of syncs",
-            field="budget_syncs",
-            remedy="set the number of syncs too, or drop the horizon",
+            field="outer_syncs",
+            remedy="set outer_syncs too, or leave horizon_s out",
         )
     least_s = (spec.outer_syncs - 1) * spec.min_gap_s
     if least_s >= spec.horizon_s:
         raise InputError(
             f"{spec.outer_syncs} syncs at least {spec.min_gap_s:g} s apart take {least_s:g} s,"
             f" but the horizon is {spec.horizon_s:g} s",
-            field="budget_horizon_s",
-            remedy="lengthen the horizon, shorten min_gap_s, or lower the number of syncs",
+            field="horizon_s",
+            remedy="lengthen horizon_s, shorten min_gap_s, or lower outer_syncs",
         )
 
 
@@ -44,15 +44,15 @@ def _check_rate(spec: BudgetSpec) -> None:
     if spec.outer_syncs is not None or spec.horizon_s is not None:
         raise InputError(
             "a rate has no number and no horizon",
-            field="budget_syncs_per_hour",
-            remedy="set either the rate, or budget_syncs with budget_horizon_s",
+            field="syncs_per_hour",
+            remedy="set either the rate, or outer_syncs with horizon_s",
         )
     if spec.min_gap_s > spec.period_s:
         raise InputError(
             f"{spec.syncs_per_hour:g} syncs per hour come every {spec.period_s:g} s,"
             f" but min_gap_s is {spec.min_gap_s:g} s",
-            field="budget_syncs_per_hour",
-            remedy="lower the rate or shorten min_gap_s",
+            field="syncs_per_hour",
+            remedy="lower syncs_per_hour or shorten min_gap_s",
         )
 
 
@@ -69,7 +69,7 @@ def _check_deferral(spec: BudgetSpec) -> None:
     if spec.max_defer_s < least_s:
         raise InputError(
             f"{what} cannot come within {spec.max_defer_s:g} s of each other",
-            field="budget_max_defer_s",
+            field="max_defer_s",
             remedy=f"raise it to {least_s:g} s or more, or change the rest of the budget",
         )
 

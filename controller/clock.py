@@ -1,14 +1,91 @@
-"""A Unix clock that never jumps: leases and budgets must not end because somebody set the time."""
+"""A Unix clock that never jumps: leases and budgets must not end because somebody set the time.
+
+What other hosts stamp follows the clocks of the hosts. When this host's own is set, the controller goes on in its time
+and takes the correction over at the edge: what comes in is moved by it, and so is what goes out. A restart starts at
+the host's time again.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
+from typing import TypeVar
+
+from controller.schema import Autonomy, Directive, Heartbeat
+from diloco.schema import SyncReport
+from service.wire import Record
+
+logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
+R = TypeVar("R", bound=Record)
+
+NOTICED_S = 1.0
+"""Less is within what hosts differ by anyway, and samples are forgiven (`controller.samples`)."""
 
 
-def steady_clock() -> Clock:
-    """Unix time as of now, carried on by the monotonic clock."""
-    offset_s = time.time() - time.monotonic()
-    return lambda: offset_s + time.monotonic()
+class HostClock:
+    """Unix time as of the start, carried on by the monotonic clock; knows how far the host's has been set since."""
+
+    def __init__(self, *, wall: Clock = time.time, monotonic: Clock = time.monotonic) -> None:
+        self._wall = wall
+        self._monotonic = monotonic
+        self._offset_s = wall() - monotonic()
+        self._correction_s = 0.0
+
+    def __call__(self) -> float:
+        return self._offset_s + self._monotonic()
+
+    def correction_s(self) -> float:
+        """Seconds by which the host's clock is ahead of this one because it was set; constant until it is set again."""
+        ahead_s = self._wall() - self()
+        if abs(ahead_s - self._correction_s) > NOTICED_S:
+            logger.warning(
+                "the host's clock was set by_s=%.1f; times in the journal and in views stay on the clock of the start"
+                " until a restart",
+                ahead_s - self._correction_s,
+            )
+            self._correction_s = ahead_s
+        return self._correction_s
+
+
+def steady_clock() -> HostClock:
+    """The clock of this host."""
+    return HostClock()
+
+
+def correction_of(clock: Clock) -> float:
+    """Seconds from the controller's time to the host's; 0 for a clock that nobody can set."""
+    return clock.correction_s() if isinstance(clock, HostClock) else 0.0
+
+
+def moved(record: R, by_s: float, *names: str) -> R:
+    """The record with these times, where it has them, ``by_s`` seconds later."""
+    times_s = {name: getattr(record, name) for name in names}
+    return record.model_copy(update={name: t_s + by_s for name, t_s in times_s.items() if t_s is not None})
+
+
+def directive_at(directive: Directive, correction_s: float) -> Directive:
+    """As the agents' clocks have it."""
+    if correction_s == 0.0:
+        return directive
+    return moved(directive, correction_s, "t_s", "not_before_s", "deadline_s", "close_by_s")
+
+
+def autonomy_at(autonomy: Autonomy, correction_s: float) -> Autonomy:
+    """As the agents' clocks have it."""
+    return autonomy if correction_s == 0.0 else moved(autonomy, correction_s, "until_s")
+
+
+def own_beat(beat: Heartbeat, correction_s: float) -> Heartbeat:
+    """A heartbeat in the controller's time."""
+    if correction_s == 0.0:
+        return beat
+    progress = None if beat.progress is None else moved(beat.progress, -correction_s, "last_sync_at_s")
+    syncs = [_own_report(report, correction_s) for report in beat.syncs]
+    return moved(beat, -correction_s, "t_s").model_copy(update={"progress": progress, "syncs": syncs})
+
+
+def _own_report(report: SyncReport, correction_s: float) -> SyncReport:
+    return moved(report, -correction_s, "started_s", "pushed_s", "finished_s")

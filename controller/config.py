@@ -8,13 +8,13 @@ from typing import ClassVar, Self
 from pydantic import Field, field_validator, model_validator
 
 from controller.budget import check_budget
-from controller.database_url import DatabaseUrl, is_database_url, parse_database_url
+from controller.database_url import DatabaseUrl, read_journal
 from controller.policy import PolicyContext, make_policy
-from controller.policy_words import check_shadows, parse_policy
+from controller.policy_words import check_shadows, in_options, parse_policy
 from controller.schema import MAX_BUDGET_S, MAX_BUDGET_SYNCS, BudgetSpec, Mode, PolicySpec
 from diloco.schema import MAX_FRAGMENTS, SyncTimes
 from service.errors import InputError
-from service.settings import CommaSeparated, ServiceSettings
+from service.settings import CommaSeparated, ServiceSettings, Url
 
 # Ten heartbeats per lease: one lost packet or one busy second says nothing, ten in a row do.
 HEARTBEATS_PER_LEASE = 10
@@ -86,9 +86,9 @@ class ControllerSettings(ServiceSettings):
     """Seconds between two samples of one server in the journal; 0 keeps every sample. A clean stop keeps the newest."""
     failover_s: float = Field(default=5.0, ge=1, le=300)
     """Silence, towards a PostgreSQL journal, after which the leading controller has lost its lead to another."""
-    advertise_url: str | None = Field(default=None, pattern=r"^https?://[^\s/]+")
+    advertise_url: Url | None = None
     """URL of this controller, told by a standby to those who look for the leader."""
-    synchronizer_url: str | None = None
+    synchronizer_url: Url | None = None
     """Where islands find the synchronizer; told to them when they register."""
     seed: int = Field(default=0, ge=0)
     """Seed of what policies draw."""
@@ -110,9 +110,7 @@ class ControllerSettings(ServiceSettings):
     @field_validator("journal", mode="before")
     @classmethod
     def _read_journal(cls, value: object) -> object:
-        if not isinstance(value, str):
-            return value
-        return parse_database_url(value) if is_database_url(value) else Path(value)
+        return read_journal(value)
 
     @property
     def sync_times(self) -> SyncTimes:
@@ -160,9 +158,13 @@ class ControllerSettings(ServiceSettings):
         if self.quorum is not None and self.quorum > self.num_slots:
             raise ValueError(f"quorum {self.quorum} is over num_slots {self.num_slots}: lower quorum")
         try:
-            check_budget(self.budget_spec)
-            make_policy(self.policy_spec, self.policy_context)
-            check_shadows(self.shadow_specs, self.policy_context)
+            shadows = self.shadow_specs
         except InputError as exc:
             raise ValueError(str(exc)) from exc
+        try:
+            check_budget(self.budget_spec)
+            make_policy(self.policy_spec, self.policy_context)
+            check_shadows(shadows, self.policy_context)
+        except InputError as exc:
+            raise ValueError(str(in_options(exc))) from exc
         return self

@@ -11,10 +11,12 @@ from pydantic import Field, ValidationError
 
 from controller.schema import ControlAction, ControlReply, ControlRequest, ControlWhen
 from diloco.schema import Slot
-from service.client import client_options, refusal
+from service.client import refusal
 from service.errors import ConfigError, UnavailableError
+from service.leader import ask_leader
 from service.log import configure_logging
-from service.settings import PeerSettings, Url, load_settings
+from service.peers import split_urls
+from service.settings import PeerSettings, Urls, load_settings
 from sidecar.schema import Name
 
 COMMANDS = {action.replace("_", "-"): action for action in ControlAction}
@@ -29,8 +31,8 @@ class ControlSettings(PeerSettings):
 
     service: ClassVar[str] = "control"
 
-    controller: Url = "http://127.0.0.1:9500"
-    """URL of the controller."""
+    controller: Urls = "http://127.0.0.1:9500"
+    """URL of the controller, or several with commas: the one that leads is asked."""
     agent_id: Name | None = None
     """Agent that it is about."""
     slot: Slot | None = None
@@ -90,10 +92,13 @@ def build_request(settings: ControlSettings, action: ControlAction) -> ControlRe
 
 def send(settings: ControlSettings, request: ControlRequest) -> ControlReply:
     """Raises the error of the tree that the controller's refusal stands for."""
+    body = request.model_dump(mode="json", exclude_none=True)
+    urls = split_urls(settings.controller)
     try:
-        options = client_options(settings, settings.controller, timeout_s=settings.timeout_s)
-        with httpx.Client(**options) as http:
-            response = http.post("/v1/control", json=request.model_dump(mode="json", exclude_none=True))
+        with ask_leader(
+            settings, urls, "POST", "/v1/control", timeout_s=settings.timeout_s, field="controller", json=body
+        ) as response:
+            response.read()
         if response.is_error:
             raise refusal(response, field="controller")
         return ControlReply.model_validate(response.json())

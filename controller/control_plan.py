@@ -100,17 +100,36 @@ def _plan_swap(
         raise ConflictError(
             f"{_names(leaving)}: to be drained after the next sync", field=field, remedy="resume it first, or let it go"
         )
-    spares = registry.waiting
+    promised = _promised(registry, but=holders)
+    spares = [spare for spare in registry.waiting if spare.agent_id not in promised]
     if request.to_agent is not None:
         spares = [_spare(request.to_agent, registry)]
+        if request.to_agent in promised:
+            raise ConflictError(
+                f"{request.to_agent} is to take slot {promised[request.to_agent]} already",
+                field="to_agent",
+                remedy="name another spare, or resume the holder of that slot first",
+            )
     if len(spares) < len(holders):
+        others = f" that no other slot was promised to ({len(promised)} others do)" if promised else ""
         raise ConflictError(
-            f"{len(holders)} slots are to change hands and {len(spares)} spares wait",
+            f"{len(holders)} slots are to change hands and {len(spares)} spares wait{others}",
             field="to_agent" if request.to_agent is not None else field,
             remedy="start another agent, or resume a drained one",
         )
     waiting = iter(spares)
     return tuple(_step(agent, request, waiting) for agent in holders)
+
+
+def _promised(registry: Registry, *, but: list[AgentRecord]) -> dict[str, int]:
+    """Spares that are to take a slot of other holders after their next sync, and which."""
+    named = {agent.agent_id for agent in but}
+    return {
+        agent.leaving.to_agent: agent.slot
+        for agent in registry.islands
+        if agent.agent_id not in named and agent.leaving is not None
+        if agent.leaving.to_agent is not None and agent.slot is not None
+    }
 
 
 def _spare(agent_id: str, registry: Registry) -> AgentRecord:

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from controller.budget import check_budget, is_over
-from controller.clock import Clock
+from controller.clock import Clock, autonomy_at, correction_of, directive_at, own_beat
 from controller.dashboard.recent import Recent, read_recent
 from controller.handover import Handover
 from controller.headroom import CostSource
@@ -163,12 +163,13 @@ class Controller:
         async with self._ingesting:
             samples = read_batch(body)
             accepted: list[LoadSample] = []
+            correction_s = correction_of(self.clock)
             for index, raw in enumerate(samples):
                 if index % SAMPLES_AT_ONCE == 0:
                     self.lab.observe(accepted)  # before anybody else can commit the samples themselves
                     accepted.clear()
                     await asyncio.sleep(0)
-                verdict = self._judge(raw)
+                verdict = self._judge(raw, correction_s)
                 outcomes[verdict.outcome] += 1
                 if verdict.outcome is not SampleOutcome.ACCEPTED:
                     rejected.append(RejectedSample(index=index, reason=verdict.outcome, detail=verdict.detail[:500]))
@@ -180,10 +181,10 @@ class Controller:
         await self._try_commit()
         return SampleReceipt(accepted=len(samples) - len(rejected), rejected=rejected)
 
-    def _judge(self, raw: object) -> Verdict:
+    def _judge(self, raw: object, correction_s: float) -> Verdict:
         """Whether a sample counts; one that does is passed on."""
         state = self.state
-        verdict = state.samples.offer(raw, self.clock())
+        verdict = state.samples.offer(raw, self.clock(), correction_s=correction_s)
         sample = verdict.sample
         if verdict.outcome is SampleOutcome.ACCEPTED and sample is not None:
             self.recent.history.add(sample)
@@ -249,17 +250,18 @@ class Controller:
     def _autonomy(self) -> Autonomy:
         budget = self.state.budget
         horizon_s = budget.spec.horizon_s
-        return Autonomy(
+        autonomy = Autonomy(
             allowed=self.state.policy.syncs and not is_over(budget, self.clock()),
             max_syncs=budget.remaining,
             min_gap_s=max(budget.spec.min_gap_s, budget.spec.period_s or 0.0),
             until_s=None if horizon_s is None else budget.started_s + horizon_s,
         )
+        return autonomy_at(autonomy, correction_of(self.clock))
 
     async def heartbeat(self, agent_id: str, beat: Heartbeat) -> HeartbeatReply:
         """Renew a lease, take over progress, and add sync reports to their rounds."""
         try:
-            agent = self._accept_beat(agent_id, beat)
+            agent = self._accept_beat(agent_id, own_beat(beat, correction_of(self.clock)))
         except InputError as exc:
             self.metrics.reports.labels("nonsense").inc()
             logger.warning("nonsense reported agent=%s field=%s message=%s", agent_id, exc.field, exc.message)
@@ -336,7 +338,9 @@ class Controller:
         # Another process may have taken over meanwhile: then these are not for this one.
         self.state.registry.check(agent_id, instance)
         found = self.state.mailboxes.read(agent_id, after=after, now_s=self.clock())
-        return Directives(directives=found, seq=max((directive.seq for directive in found), default=after))
+        correction_s = correction_of(self.clock)
+        told = [directive_at(directive, correction_s) for directive in found]
+        return Directives(directives=told, seq=max((directive.seq for directive in told), default=after))
 
     async def leave(self, agent_id: str, instance: str) -> None:
         self.state.registry.leave(agent_id, instance)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import add
 
@@ -83,6 +83,14 @@ class ServerCosts:
         ]
         return [math.nan] * (held.start - seconds.start) + known + [math.nan] * (seconds.stop - held.stop)
 
+    def recall(self, past: ServerCosts) -> None:
+        """Take over the seconds of ``past`` that nothing is known about here."""
+        self._move_to(past._newest)
+        for second in range(max(self._newest, past._newest) - HISTORY_S + 1, past._newest + 1):
+            index = second % HISTORY_S
+            if self._covered[index] == 0.0 and past._newest - HISTORY_S < second:
+                self._costs[index], self._covered[index] = past._costs[index], past._covered[index]
+
     def _move_to(self, second: int) -> None:
         for passed in range(max(self._newest + 1, second - HISTORY_S + 1), second + 1):
             index = passed % HISTORY_S
@@ -122,6 +130,15 @@ class CostBook:
             if server is None:
                 server = self._servers[server_id] = ServerCosts()
             server.asked_s = now_s
+
+    def recall(self, past: Mapping[str, ServerCosts], *, now_s: float) -> None:
+        """What was known of servers before the start of this process, beside what has come since."""
+        self.follow(past, now_s=now_s)
+        for server_id, server in past.items():
+            self._servers[server_id].recall(server)
+        if len(self._groups) == 1:
+            # It learns anew from all that there is, in some 40 ms; of a thousand groups that would be a minute.
+            self._groups.clear()
 
     def series(self, server_ids: Collection[str], *, since_s: float, until_s: float) -> tuple[float | None, ...]:
         """Cost per second of the group in each whole second of ``[since_s, until_s)``; None where it is unknown."""

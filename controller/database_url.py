@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from pydantic import Secret
@@ -49,6 +50,21 @@ def parse_database_url(text: str) -> DatabaseUrl:
     if len(parts.path) < 2 or "/" in parts.path[1:]:
         raise ValueError(f"no database is named: {HINT}")
     return DatabaseUrl(text.strip())
+
+
+def read_journal(value: object) -> object:
+    """What names a journal: the path of a file or the URL of a database; anything but text is left to its type.
+
+    Raises:
+        ValueError: it names neither.
+    """
+    if not isinstance(value, str | Path):
+        return value
+    if isinstance(value, str) and is_database_url(value):
+        return parse_database_url(value)
+    if not Path(value).name:
+        raise ValueError("names no file: give one, for example wadiloco-controller.sqlite")
+    return Path(value)
 
 
 def is_database_url(text: str) -> bool:

@@ -70,7 +70,7 @@ class Experiments:
         if self.running is not None and not self.running.record.put_back:
             raise _running_error(self.running, field)
 
-    def start(self, spec: ExperimentSpec, view: FleetView, *, now_s: float) -> Experiment:
+    def start(self, spec: ExperimentSpec, view: FleetView, *, now_s: float, pace_s: float | None = None) -> Experiment:
         """Begin with the first block.
 
         Raises:
@@ -80,7 +80,7 @@ class Experiments:
         if self.running is not None:
             raise _running_error(self.running, "experiment")
         check_experiment(spec, self._state.settings.policy_context)
-        check_time_for_syncs(spec, view, now_s)
+        check_time_for_syncs(spec, view, now_s, pace_s=pace_s)
         if self._state.paused:
             raise ConflictError("the run is paused", field="experiment", remedy="resume the run first")
         record = ExperimentRecord(

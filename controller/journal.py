@@ -5,11 +5,15 @@ recoveries). Both only queue; one writer thread commits what is queued in one tr
 or a tick does. Whoever answers a request that changed state awaits `commit` first: a kill -9 loses nothing that was
 acknowledged.
 
+What was queued between two commits is one change or several, and goes into one transaction: the writer takes only what
+a `commit` has sealed, so that no kill comes between the rows of one change.
+
 When a commit fails (disk full, file gone read-only, database away) its batch is kept as it is and tried again every
 `RETRY_S`; what comes meanwhile waits behind it. The same batch again, because a connection that breaks during COMMIT
 leaves open whether it was written, and a store can tell by the batch's number. State is bounded by its keys; of each
-log the oldest rows are dropped beyond `MAX_QUEUED_ROWS`, and counted. A store that says that another controller leads
-since is never written again.
+log the oldest rows are dropped beyond `MAX_QUEUED_ROWS`, and counted. A disk that hangs instead is a failure, too, once
+a commit has waited for `COMMIT_DEADLINE_S`, until the writer is through. A store that says that another controller
+leads since is never written again.
 
 Old rows are pruned in chunks, and a commit that waits comes between two of them.
 """
@@ -54,6 +58,9 @@ class Journal:
         self._wake = threading.Condition()
         self._state: State = {}
         self._log: dict[str, deque[Row]] = {}
+        """Of the change that is being made; `_sealed` has those that are whole."""
+        self._sealed_state: State = {}
+        self._sealed_log: dict[str, deque[Row]] = {}
         self._pending: Batch | None = None
         """In the writer's hands, or waiting for another try."""
         self._num_batches = 0
@@ -80,8 +87,7 @@ class Journal:
 
     @property
     def num_queued(self) -> int:
-        waiting = sum(map(len, self._state.values())) + sum(map(len, self._log.values()))
-        return waiting + (self._pending.num_rows if self._pending is not None else 0)
+        return sum(self._count_queued().values())
 
     def reader(self) -> Reader:
         return self._store.reader()
@@ -107,8 +113,9 @@ class Journal:
             log = self._log.setdefault(table, deque())
             log.append(row)
             self._submitted += 1
-            if len(log) > MAX_QUEUED_ROWS:
-                log.popleft()
+            sealed = self._sealed_log.get(table)
+            if len(log) + len(sealed or ()) > MAX_QUEUED_ROWS:
+                (sealed or log).popleft()
                 self.num_dropped += 1
 
     def prune(self, before_s: Mapping[str, float]) -> None:
@@ -129,14 +136,35 @@ class Journal:
                 raise self._unavailable("another controller leads since")
             if self._committed >= self._submitted:
                 return
-            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append((self._submitted, done))
-            self._requested = self._submitted
+            self._seal()
+            waiter = self._submitted, asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
             self._wake.notify()
         try:
-            await asyncio.wait_for(done, COMMIT_DEADLINE_S)
+            await asyncio.wait_for(waiter[1], COMMIT_DEADLINE_S)
         except TimeoutError as exc:
-            raise self._unavailable(f"no answer within {COMMIT_DEADLINE_S:g} s") from exc
+            why = f"no answer within {COMMIT_DEADLINE_S:g} s"
+            self._note_hang(waiter, why)
+            raise self._unavailable(why) from exc
+
+    def _seal(self) -> None:
+        """All that is queued is whole: the writer may take it."""
+        for table, values in self._state.items():
+            self._sealed_state.setdefault(table, {}).update(values)
+        for table, rows in self._log.items():
+            self._sealed_log.setdefault(table, deque()).extend(rows)
+        self._state, self._log = {}, {}
+        self._requested = self._submitted
+
+    def _note_hang(self, waiter: Waiter, why: str) -> None:
+        """The writer is in the store, which neither writes nor fails."""
+        with self._wake:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            if self.failure is None and self._committed < waiter[0]:
+                logger.error("journal hangs, keeping rows in memory journal=%s error=%s", self.name, why)
+                self.failure = f"journal {self.name} hangs: {why}"
+                self.num_failures += 1
 
     def close(self) -> None:
         """Write what is queued, if it can be written, and close the store."""
@@ -149,6 +177,7 @@ class Journal:
     def close_soon(self) -> None:
         """As `close`, without waiting for it."""
         with self._wake:
+            self._seal()
             self._closing = True
             self._wake.notify()
 
@@ -171,9 +200,7 @@ class Journal:
 
     def _report_lost(self) -> None:
         """What a stop leaves unwritten, since it cannot be written."""
-        lost: Counter[str] = Counter()
-        for queue in (self._state, self._log, *((self._pending.state, self._pending.log) if self._pending else ())):
-            lost.update({table: len(rows) for table, rows in queue.items()})
+        lost = self._count_queued()
         if lost.total():
             logger.error(
                 "journal closes with rows that cannot be written journal=%s %s error=%s",
@@ -182,16 +209,29 @@ class Journal:
                 self.failure,
             )
 
+    def _count_queued(self) -> Counter[str]:
+        """Rows by table that are not written yet."""
+        queued: Counter[str] = Counter()
+        pending = self._pending
+        for queue in (
+            *(self._state, self._log, self._sealed_state, self._sealed_log),
+            *((pending.state, pending.log) if pending is not None else ()),
+        ):
+            queued.update({table: len(rows) for table, rows in queue.items()})
+        return queued
+
     def _has_work(self) -> bool:
         wanted = not self.fenced and (self._requested > self._committed or bool(self._pruning))
         return self._closing or wanted
 
     def _take(self) -> Batch:
-        """The batch that is still to be written, or one of everything that is queued."""
+        """The batch that is still to be written, or one of everything that is sealed."""
         if self._pending is None:
             self._num_batches += 1
-            self._pending = Batch(number=self._num_batches, target=self._submitted, state=self._state, log=self._log)
-            self._state, self._log = {}, {}
+            self._pending = Batch(
+                number=self._num_batches, target=self._requested, state=self._sealed_state, log=self._sealed_log
+            )
+            self._sealed_state, self._sealed_log = {}, {}
         return self._pending
 
     def _commit(self, batch: Batch) -> bool:
@@ -234,7 +274,7 @@ class Journal:
             self.failure = f"journal {self.name} cannot be written: {exc}"
             self.num_failures += 1
             self.fenced, self._pending = True, None
-            self._state, self._log = {}, {}
+            self._state, self._log, self._sealed_state, self._sealed_log = {}, {}, {}, {}
         self._refuse_waiters(str(exc))
 
     def _refuse_waiters(self, why: str) -> None:

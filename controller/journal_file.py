@@ -239,11 +239,27 @@ class SqliteStore:
         except BaseException:
             self._lock.release()
             raise
+        self._opened = self._identify()
 
     def reader(self) -> Reader:
         return JournalReader(self.path)
 
+    def _identify(self) -> tuple[tuple[int, int] | None, ...]:
+        """Which files have the names of the journal and of its WAL, where what is committed goes first."""
+        return tuple(_identity(self.path.with_name(self.path.name + suffix)) for suffix in ("", "-wal"))
+
+    def _check_in_place(self) -> None:
+        """Raises `StoreError` when the file is another, or none: whatever was written would end with the process."""
+        for opened, found, suffix in zip(self._opened, self._identify(), ("", "-wal"), strict=True):
+            if opened != found:
+                what = "was deleted" if found is None else "was replaced"
+                raise StoreError(
+                    f"{self.path.name}{suffix} {what} while the controller runs: put it back, or restart the controller"
+                    f" to go on with what is there"
+                )
+
     def write(self, batch: Batch) -> None:
+        self._check_in_place()
         with _mapped(), self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             for table in batch.state:
@@ -309,6 +325,14 @@ _INSERTS = {
     table: f"INSERT OR REPLACE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
     for table, columns in LOG_TABLES.items()
 }
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _size(path: Path) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -97,7 +97,7 @@ class Reader(ABC):
         }
         try:
             return [read[table](row) for row in self._page(table, since=since, limit=limit)]
-        except ValueError as exc:
+        except (ValueError, TypeError, RecursionError) as exc:  # TypeError: JSON of another kind than was written
             raise unreadable_row(table, exc) from exc
 
     def last_of_page(self, table: str, *, since: int, limit: int) -> int:
@@ -123,6 +123,17 @@ class Reader(ABC):
                 with contextlib.suppress(ValidationError):
                     yield LoadSample.model_validate_json(str(body))
 
+    def sample_ids_since(self, t_s: float) -> tuple[int, int]:
+        """The ids of the first sample from about this time on, and of the last of all; (1, 0) when there is none."""
+        rows = self._query("samples", "SELECT id FROM samples WHERE t_s >= ? ORDER BY t_s LIMIT 1", (t_s,))
+        return (_number(rows[0][0]), self.last_id("samples")) if rows else (1, 0)
+
+    def samples_of(self, server_ids: Collection[str], *, after: int, until: int) -> list[str]:
+        """Samples of these servers with ``after`` < id <= ``until`` in the order of their ids, as they were written."""
+        query = "SELECT server_id, body FROM samples WHERE id > ? AND id <= ? ORDER BY id"
+        rows = self._query("samples", query, (after, until))
+        return [str(body) for server_id, body in rows if server_id in server_ids]
+
     def close(self) -> None:
         """Let go of its connections; it may be read from again."""
         return
@@ -139,7 +150,7 @@ class Reader(ABC):
         return UnavailableError(f"cannot be read: {why}", field="--journal", remedy=self._remedy)
 
 
-def unreadable_row(table: str, exc: ValueError) -> ConfigError:
+def unreadable_row(table: str, exc: Exception) -> ConfigError:
     why = exc.errors()[0]["msg"] if isinstance(exc, ValidationError) else str(exc)
     return ConfigError(
         f"table {table} has a row that this version cannot read: {why}",

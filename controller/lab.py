@@ -18,11 +18,13 @@ from controller.headroom import CostSource
 from controller.headroom_monitor import WINDOW_S, HeadroomMonitor
 from controller.lab_metrics import LabMetrics
 from controller.lab_schema import ExperimentSpec, ExperimentStatus, Headroom, ShadowOrder, ShadowPage
+from controller.paces import Paces
 from controller.policy.base import FleetView, bound_names
 from controller.schema import DecisionRecord
 from controller.shadow_book import ShadowBook
 from controller.state import FleetState
 from controller.view import build_view
+from service.repeats import Repeats
 from sidecar.schema import LoadSample
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,8 @@ class Lab:
         self._state = state
         self._clock = clock
         self._metrics = metrics
+        self._repeats = Repeats(logger)
+        self._paces = Paces()
         self.experiments = Experiments(state, now_s=now_s)
         self.shadows = ShadowBook(state, self._metrics, now_s=now_s, remember=remember)
         self.headroom = HeadroomMonitor(state, self.shadows, costs, now_s=now_s)
@@ -57,6 +61,7 @@ class Lab:
 
     def after_decision(self, view: FleetView, now_s: float) -> None:
         with self._counted("experiment"):
+            self._paces.follow(self._state.registry.islands, paused=self._state.paused, now_s=now_s)
             if self.experiments.running is not None:
                 self.experiments.follow(bound_names(view))
         with self._counted("shadow"):
@@ -85,7 +90,8 @@ class Lab:
 
     async def start_experiment(self, spec: ExperimentSpec) -> ExperimentStatus:
         now_s = self._clock()
-        experiment = self.experiments.start(spec, build_view(self._state, now_s), now_s=now_s)
+        view = build_view(self._state, now_s)
+        experiment = self.experiments.start(spec, view, now_s=now_s, pace_s=self._paces.slowest_s)
         await self._state.journal.commit()
         return await self._status(experiment)
 
@@ -119,6 +125,6 @@ class Lab:
     def _counted(self, part: str) -> Iterator[None]:
         try:
             yield
-        except Exception:
+        except Exception as exc:  # noqa: BLE001 - counted, and told
             self._metrics.failures.labels(part).inc()
-            logger.exception("lab failed part=%s", part)
+            self._repeats.error(f"lab failed part={part}", exc)

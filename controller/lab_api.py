@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from fastapi import APIRouter, Body, HTTPException, Path, Query
+from fastapi import APIRouter, Body, Path, Query
 from fastapi.openapi.models import Example
 
 from controller.core import Controller
 from controller.headroom_monitor import WINDOW_S
 from controller.lab_schema import ExperimentPage, ExperimentSpec, ExperimentStatus, Headroom, ShadowOrder, ShadowPage
+from service.errors import InputError
 
 MIN_WINDOW_S, MAX_WINDOW_S = 360, WINDOW_S
 
@@ -33,6 +34,12 @@ EXPERIMENT: dict[str, Example] = {
         }
     }
 }
+
+
+class NoExperimentError(InputError):
+    """No experiment has this number."""
+
+    http_status: ClassVar[int] = 404
 
 
 def build_lab_router(controller: Controller) -> APIRouter:
@@ -80,5 +87,5 @@ def _add_experiment_routes(router: APIRouter, controller: Controller) -> None:
 
 def _found(status: ExperimentStatus | None, number: int) -> ExperimentStatus:
     if status is None:
-        raise HTTPException(404, f"there is no experiment {number}: see GET /v1/experiments")
+        raise NoExperimentError(f"there is no experiment {number}", field="number", remedy="see GET /v1/experiments")
     return status

@@ -13,9 +13,11 @@ from controller.policy.base import Binding, Decision, FleetView, Policy, ask, su
 from controller.policy.guard import guard
 from controller.policy.rule import common_terms, fall_back
 from controller.schema import Action, DecisionRecord, DirectiveKind, Mode, Reason
+from controller.stalls import Stalls
 from controller.state import FleetState
 from controller.view import build_view
 from service.errors import ConflictError, UnavailableError
+from service.repeats import Repeats
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,8 @@ class Loop:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
         self._metrics = controller.metrics
+        self._stalls = Stalls()
+        self._repeats = Repeats(logger)
         self._pruned_s = 0.0
         self._islands: tuple[FleetState, IslandsMode] | None = None
         self._unbound: tuple[int, ...] = ()
@@ -65,14 +69,15 @@ class Loop:
         """One tick, if this controller leads; a failure is counted and the next one tries again."""
         if not self._controller.leadership.leads:
             return
+        await self.note_running()
         started_s = time.perf_counter()
         try:
             await self._on_tick(self._controller.clock())
         except UnavailableError:
             pass  # The journal counts and logs it, and readiness names it.
-        except Exception:
+        except Exception as exc:  # noqa: BLE001 - counted, and told
             self._metrics.tick_failures.inc()
-            logger.exception("tick failed")
+            self._repeats.error("tick failed", exc)
         self._metrics.tick_seconds.observe(time.perf_counter() - started_s)
 
     async def _on_tick(self, now_s: float) -> None:
@@ -97,6 +102,18 @@ class Loop:
             self._state.journal.prune(self._state.settings.kept_since_s(now_s))
         await self._publish_soon()
 
+    async def note_running(self) -> None:
+        """As often as a tick, and also while one waits: time in which this process stood still is held against nobody.
+
+        Also by the tick itself: after a stall either may come first.
+        """
+        if not self._controller.has_state:
+            return
+        stood_s = self._stalls.note(least_s=self._state.settings.takeover_after_s)
+        if stood_s and self._controller.leadership.leads:
+            logger.warning("stood still, leases are longer for it stood_s=%.1f", stood_s)
+            self._state.registry.excuse(stood_s, now_s=self._controller.clock())
+
     async def refresh_headroom(self) -> None:
         """Compute anew what timing is worth, if this controller leads."""
         if self._controller.leadership.leads:
@@ -113,9 +130,9 @@ class Loop:
     def _decide(self, policy: Policy, view: FleetView, now_s: float) -> Decision:
         try:
             return ask(policy, view, now_s)
-        except Exception:
+        except Exception as exc:  # noqa: BLE001 - counted, and told
             self._metrics.policy_failures.inc()
-            logger.exception("policy failed policy=%s", policy.name)
+            self._repeats.error(f"policy failed policy={policy.name}", exc)
             return fall_back(view, now_s)
 
     def _enact(self, decision: Decision, view: FleetView, now_s: float) -> None:

@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from controller.leadership import Leadership
+from service.repeats import Repeats
 
 logger = logging.getLogger(__name__)
 
@@ -73,13 +74,14 @@ class FleetCollector(Collector):
         self._read = read
         self._leadership = leadership
         self._num_failures = 0
+        self._repeats = Repeats(logger)
 
     def collect(self) -> Iterable[Metric]:
         try:
             gauges = self._read()
-        except Exception:
+        except Exception as exc:  # noqa: BLE001 - counted, and told
             self._num_failures += 1
-            logger.exception("the state cannot be read for a scrape")
+            self._repeats.error("the state cannot be read for a scrape", exc)
             gauges = None
         yield CounterMetricFamily(
             f"{PREFIX}_scrape_failures", "Scrapes that could not read the state.", value=self._num_failures

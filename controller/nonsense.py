@@ -63,6 +63,8 @@ class Known:
     """How far the slot had come before."""
     version: int = 0
     """Highest version of the global parameters that anybody has told."""
+    version_told_s: float | None = None
+    """When that was told last; None: not by anybody who is known."""
 
 
 def can_go_on(progress: Progress) -> bool:
@@ -152,12 +154,18 @@ def _check_round(round_: int, where: str, known: Known, now_s: float) -> None:
 
 
 def _round_jump(known: Known, now_s: float) -> int:
-    """How far ahead of the run's version an island may be: by what others did since it spoke last."""
+    """How far ahead of the run's version an island may be: by what others did since it, or anybody, spoke last."""
     for claim in (known.own, known.slot):
         # A worker that starts does not know the version yet.
         if claim is not None and claim.told_s is not None and claim.progress.phase is not Phase.STARTING:
-            return ROUNDS_AT_ONCE + int(ROUNDS_PER_S * max(0.0, now_s - claim.told_s))
+            return _rounds_since(claim.told_s, now_s)
+    if known.version_told_s is not None:
+        return _rounds_since(known.version_told_s, now_s)
     return MAX_ROUND_JUMP if known.version > 0 else MAX_FIRST_ROUND
+
+
+def _rounds_since(told_s: float, now_s: float) -> int:
+    return ROUNDS_AT_ONCE + int(ROUNDS_PER_S * max(0.0, now_s - told_s))
 
 
 def _at_most(value: float | None, limit: float, where: str) -> None:

@@ -70,6 +70,11 @@ class Registry:
         told = [_told_version(agent.progress) for agent in self._agents.values()]
         self.version = max((version for version in told if version is not None), default=None)
         """Highest version of the global parameters that any agent has told; None before the first."""
+        at_it = [agent for agent in self._agents.values() if _told_version(agent.progress) == self.version]
+        self._version_told_s = max(
+            (agent.progress_told_s for agent in at_it if agent.progress_told_s is not None), default=None
+        )
+        """When that version was told last."""
 
     def grace(self, now_s: float) -> None:
         """After a restart of the controller: every lease starts anew, and slots that no longer exist are taken back."""
@@ -81,6 +86,12 @@ class Registry:
             fence = {} if kept == agent.slot else {"granted_epoch": self._next_epoch()}
             self._set(agent, slot=kept, last_beat_s=now_s, progress_current=False, **fence)
         self._changes.clear()  # nobody lost a slot to anybody: it is no more
+
+    def excuse(self, stood_s: float, *, now_s: float) -> None:
+        """The controller itself stood still for so long: nobody's silence was longer for it."""
+        for agent in list(self._agents.values()):
+            if agent.active or agent.slot is not None:
+                self._set(agent, last_beat_s=min(now_s, agent.last_beat_s + stood_s))
 
     def register(self, request: AgentRegistration, *, now_s: float) -> AgentRecord:
         """Give or renew a lease.
@@ -188,6 +199,7 @@ class Registry:
             own=_claim(agent.progress, agent.progress_told_s),
             slot=_claim(agent.resume, agent.resume_told_s),
             version=version,
+            version_told_s=self._version_told_s if version == self.version else None,
         )
 
     def _holder(self, slot: int, now_s: float, *, besides: str) -> AgentRecord | None:
@@ -237,6 +249,8 @@ class Registry:
             told = _told_version(beat.progress)
             if told is not None:
                 self.version = max(self.version or 0, told)
+                if told == self.version:
+                    self._version_told_s = now_s
             adopted = [sync.round for sync in beat.syncs if sync.outcome is not SyncOutcome.FAILED]
             current = beat.progress.round > max(adopted, default=-1)
             changes |= {"progress": beat.progress, "progress_told_s": now_s, "progress_current": current}

@@ -6,6 +6,8 @@ Everything else is unknown, and unknown is full.
 
 from __future__ import annotations
 
+import heapq
+import math
 import zlib
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -28,6 +30,10 @@ FORGET_AFTER_S = 3600.0
 FORECAST_STALE_S = 15.0
 # Bounds memory against a sender that makes up names.
 MAX_SERVERS = 50_000
+# Where there is no room for a new one, one that was silent for so long gives way. To look for them takes milliseconds.
+GIVES_WAY_AFTER_S = PAST_TOLERANCE_S
+FORGET_AT_ONCE = 1000
+LOOK_EVERY_S = 1.0
 
 KNOWN_STATES = frozenset({EngineState.READY, EngineState.SLEEPING})
 
@@ -63,24 +69,36 @@ class SampleBook:
         self._forecasts: dict[str, tuple[float, tuple[ForecastPoint, ...]]] = {}
         """When each server's newest forecast was made, and the forecast: not every sample carries one."""
         self._stale_after_s = stale_after_s
+        self._forgotten: list[str] = []
+        """Of which nobody was told yet."""
+        self._looked_s = -math.inf
         for sample in samples:
             self._keep(sample)
 
-    def offer(self, raw: object, now_s: float) -> Verdict:
-        """Judge one sample, and keep it when it is good."""
+    def offer(self, raw: object, now_s: float, *, correction_s: float = 0.0) -> Verdict:
+        """Judge one sample, and keep it when it is good, in the time of ``now_s``.
+
+        That of the hosts, by which it was stamped, is ``correction_s`` seconds ahead.
+        """
         try:
             sample = LoadSample.model_validate(raw)
         except ValidationError as exc:
             first = exc.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             return Verdict(SampleOutcome.INVALID, detail=f"{where}: {first['msg']}")
+        if correction_s:
+            sample = sample.model_copy(update={"t_s": sample.t_s - correction_s})
         absurd = find_absurd(sample)
         if absurd is not None:
             return Verdict(SampleOutcome.ABSURD, detail=absurd)
         outcome = self._judge(sample, now_s)
         if outcome is SampleOutcome.ACCEPTED:
             self._keep(sample)
-        return Verdict(outcome, sample, "" if outcome is SampleOutcome.ACCEPTED else f"t_s {sample.t_s:.3f}")
+            return Verdict(outcome, sample)
+        if outcome is SampleOutcome.TOO_MANY_SERVERS:
+            heard = f"{len(self._latest)} servers are known, and were heard of within {GIVES_WAY_AFTER_S:g} s"
+            return Verdict(outcome, sample, heard)
+        return Verdict(outcome, sample, f"t_s {sample.t_s:.3f}")
 
     def _judge(self, sample: LoadSample, now_s: float) -> SampleOutcome:
         if sample.t_s > now_s + FUTURE_TOLERANCE_S:
@@ -89,7 +107,7 @@ class SampleBook:
             return SampleOutcome.TOO_OLD
         last = self._latest.get(sample.server_id)
         if last is None:
-            return SampleOutcome.TOO_MANY_SERVERS if len(self._latest) >= MAX_SERVERS else SampleOutcome.ACCEPTED
+            return SampleOutcome.ACCEPTED if self._has_room(now_s) else SampleOutcome.TOO_MANY_SERVERS
         if sample.t_s == last.t_s:
             return SampleOutcome.DUPLICATE
         return SampleOutcome.OUT_OF_ORDER if sample.t_s < last.t_s else SampleOutcome.ACCEPTED
@@ -112,12 +130,27 @@ class SampleBook:
             del self._of_node[sample.node]
 
     def forget(self, now_s: float) -> list[str]:
-        """Drop servers that were silent for `FORGET_AFTER_S`; their names."""
-        silent = [name for name, sample in self._latest.items() if now_s - sample.t_s > FORGET_AFTER_S]
-        for name in silent:
+        """Drop servers that were silent for `FORGET_AFTER_S`; names of all that were dropped since the last call."""
+        self._drop([name for name, sample in self._latest.items() if now_s - sample.t_s > FORGET_AFTER_S])
+        forgotten, self._forgotten = self._forgotten, []
+        return [name for name in forgotten if name not in self._latest]
+
+    def _has_room(self, now_s: float) -> bool:
+        """Whether there is room for another server, if need be that of the longest-silent ones."""
+        if len(self._latest) < MAX_SERVERS:
+            return True
+        if abs(now_s - self._looked_s) < LOOK_EVERY_S:
+            return False
+        self._looked_s = now_s
+        silent = ((one.t_s, name) for name, one in self._latest.items() if now_s - one.t_s > GIVES_WAY_AFTER_S)
+        self._drop([name for _, name in heapq.nsmallest(FORGET_AT_ONCE, silent)])
+        return len(self._latest) < MAX_SERVERS
+
+    def _drop(self, names: Iterable[str]) -> None:
+        for name in names:
             self._leave_node(self._latest.pop(name))
             self._forecasts.pop(name, None)
-        return silent
+            self._forgotten.append(name)
 
     def views_beside(self, islands: Iterable[tuple[str, str | None]], now_s: float) -> tuple[ServerView, ...]:
         """The servers that islands, by node and named server, may compete with: of a large fleet a small part."""

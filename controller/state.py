@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 from collections.abc import Callable
 from typing import TypeVar
@@ -14,6 +15,7 @@ from controller.config import ControllerSettings
 from controller.costs import CostBook
 from controller.directives import Box, Mailboxes
 from controller.journal import Journal
+from controller.journal_reader import unreadable_row
 from controller.journal_tables import recovery_row
 from controller.policy import make_policy
 from controller.records import AgentRecord, Configured, RoundEntry
@@ -44,11 +46,11 @@ class FleetState:
         self.reader = reader
         self.run_id = restore_run_id(settings, meta)
         keep_num_fragments(settings, meta)
-        self.run_started_s = float(meta.get("run_started_s", now_s))
+        self.run_started_s = read_number(meta, "run_started_s", now_s)
         self.paused = meta.get("paused") == "1"
         self.last_decision_id = reader.last_id("decisions")
         agents = reader.values("agents", AgentRecord)
-        self.recoveries = RecoveryBook(last_number=int(meta.get("recovery_number", 0)), agents=agents)
+        self.recoveries = RecoveryBook(last_number=read_whole(meta, "recovery_number", 0), agents=agents)
         self.registry = Registry(
             journal,
             LeaseTerms(
@@ -57,7 +59,7 @@ class FleetState:
                 takeover_after_s=settings.takeover_after_s,
             ),
             # A fresh journal must outrank what earlier ones gave out, which the synchronizer still knows.
-            epoch=int(meta.get("epoch", now_s)),
+            epoch=read_whole(meta, "epoch", int(now_s)),
             agents=agents,
         )
         self.registry.grace(now_s)
@@ -76,14 +78,14 @@ class FleetState:
         self.rounds = RoundBook(
             journal,
             reader.values("rounds", RoundEntry, newest=KEPT_ROUNDS),
-            num_applied=int(meta.get("rounds_applied", 0)),
+            num_applied=read_whole(meta, "rounds_applied", 0),
             report_grace_s=settings.report_grace_s,
-            counted_to=int(meta["rounds_counted_to"]) if "rounds_counted_to" in meta else None,
+            counted_to=read_whole(meta, "rounds_counted_to", 0) if "rounds_counted_to" in meta else None,
         )
         if self.rounds.counted_to is None:
             # Journals from before versions were counted: what happened until now was counted by reports.
             self.rounds.counted_to = self.version or None
-        seq = int(meta.get("directive_seq", 0)) + (SEQ_STEP_AT_START if meta else 0)
+        seq = read_whole(meta, "directive_seq", 0) + (SEQ_STEP_AT_START if meta else 0)
         self.mailboxes = Mailboxes(journal, reader.values("directives", Box), seq=seq)
         self._restore_orders(meta, now_s)
         journal.put("meta", "run_id", self.run_id)
@@ -208,6 +210,36 @@ def _read_configured(meta: dict[str, str]) -> Configured | None:
     except ValidationError as exc:
         logger.error("the last settings in the journal are impossible: %s", exc.errors()[0]["msg"])  # noqa: TRY400
         return None
+
+
+MAX_WHOLE = 2**62
+"""Beyond any count of a run, and within what the databases and the wire hold."""
+
+
+def read_number(meta: dict[str, str], key: str, default: float) -> float:
+    """A number of the table ``meta``.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        value = float(meta.get(key, default))
+    except ValueError as exc:
+        raise unreadable_row(f"meta ({key})", exc) from exc
+    if not math.isfinite(value):
+        raise unreadable_row(f"meta ({key})", ValueError(f"{value} is not finite"))
+    return value
+
+
+def read_whole(meta: dict[str, str], key: str, default: int) -> int:
+    """As `read_number`, of a count."""
+    try:
+        value = int(meta.get(key, default))
+    except ValueError as exc:
+        raise unreadable_row(f"meta ({key})", exc) from exc
+    if not 0 <= value <= MAX_WHOLE:
+        raise unreadable_row(f"meta ({key})", ValueError("it is no count"))
+    return value
 
 
 def restore_run_id(settings: ControllerSettings, meta: dict[str, str]) -> str:

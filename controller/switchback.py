@@ -72,13 +72,15 @@ def _check_policy(arm: Arm, spec: PolicySpec, context: PolicyContext) -> None:
         raise InputError(exc.message, field=f"{arm}.{exc.field}", remedy=exc.remedy) from exc
 
 
-def check_time_for_syncs(spec: ExperimentSpec, view: FleetView, now_s: float) -> None:
+def check_time_for_syncs(spec: ExperimentSpec, view: FleetView, now_s: float, *, pace_s: float | None = None) -> None:
     """Refuse a budget that the islands cannot spend at the pace that they have now.
+
+    ``pace_s`` is the seconds per inner step of the slowest as they went by, waits at the gate included.
 
     Raises:
         InputError: naming the field and the remedy.
     """
-    step_time_s = summarize(view, now_s).step_time_s
+    step_time_s = max(summarize(view, now_s).step_time_s, pace_s or 0.0)
     needed_s = spec.syncs_per_block * SAFETY * (view.expected_sync_s + view.min_h * step_time_s)
     counts_s = spec.block_s - spec.washout_s
     if step_time_s > 0 and needed_s > counts_s:

@@ -21,10 +21,12 @@ from controller.lab_schema import ExperimentSpec, ExperimentState, ExperimentSta
 from controller.policy_words import parse_policy
 from controller.schema import MAX_BUDGET_S
 from controller.switchback_view import ProgressView, show
-from service.client import client_options, refusal
-from service.errors import ConflictError, InputError, UnavailableError
+from service.client import refusal
+from service.errors import ConflictError, InputError, UnavailableError, WadilocoError
+from service.leader import ask_leader
 from service.log import configure_logging
-from service.settings import PeerSettings, Url, load_settings
+from service.peers import split_urls
+from service.settings import PeerSettings, Urls, load_settings
 
 STOPPED_BY_OTHERS = 1
 PATIENCE_S = 600.0
@@ -39,8 +41,8 @@ class SwitchbackSettings(PeerSettings):
 
     log_level: str = Field(default="error", pattern="^(debug|info|warning|error)$")
     """debug, info, warning or error."""
-    controller: Url = "http://127.0.0.1:9500"
-    """Base URL of the controller."""
+    controller: Urls = "http://127.0.0.1:9500"
+    """Base URL of the controller, or several with commas: the one that leads is asked."""
     policy_a: str = "wa_diloco"
     """One policy: NAME or NAME:PARAM=VALUE:..., for example fixed_h:h=256."""
     policy_b: str = "random_deferral"
@@ -93,11 +95,10 @@ def main(argv: Sequence[str]) -> int:
     # has SIGINT ignored, and whoever sends it all the same means it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    with httpx.Client(**client_options(settings, settings.controller, timeout_s=TIMEOUT_S)) as http:
-        peer = Peer(http)
-        status = peer.start(settings.spec) if settings.attach is None else peer.look(settings.attach)
-        console = Console(stderr=settings.as_json)
-        status = follow(peer, status, settings, console)
+    peer = Peer(settings)
+    status = peer.start(settings.spec) if settings.attach is None else peer.look(settings.attach)
+    console = Console(stderr=settings.as_json)
+    status = follow(peer, status, settings, console)
     if settings.as_json:
         sys.stdout.write(status.model_dump_json(indent=2) + "\n")
     else:
@@ -108,8 +109,9 @@ def main(argv: Sequence[str]) -> int:
 class Peer:
     """The controller's experiments over HTTP."""
 
-    def __init__(self, http: httpx.Client) -> None:
-        self._http = http
+    def __init__(self, settings: SwitchbackSettings) -> None:
+        self._settings = settings
+        self._urls = split_urls(settings.controller)
 
     def start(self, spec: ExperimentSpec) -> ExperimentStatus:
         return self._ask("POST", "/v1/experiments", json=spec.model_dump(mode="json"))
@@ -123,16 +125,30 @@ class Peer:
     def _ask(self, method: str, path: str, **body: Any) -> ExperimentStatus:
         """Raises `InputError`, `ConflictError` or `UnavailableError`, as the controller answers or does not."""
         try:
-            response = self._http.request(method, path, **body)
+            with ask_leader(
+                self._settings, self._urls, method, path, timeout_s=TIMEOUT_S, field="--controller", **body
+            ) as response:
+                response.read()
         except httpx.HTTPError as exc:
             raise UnavailableError(
-                f"no answer from {self._http.base_url}: {exc or type(exc).__name__}",
+                f"no answer from {self._settings.controller}: {exc or type(exc).__name__}",
                 field="--controller",
                 remedy="start the controller, or give its URL",
             ) from exc
         if not response.is_success:
-            raise refusal(response, field="--controller")
+            raise _in_options(refusal(response, field="--controller"))
         return ExperimentStatus.model_validate_json(response.content)
+
+
+def _in_options(error: WadilocoError) -> WadilocoError:
+    """A refusal in the words of this command."""
+    first, *rest = (error.field or "").split(".")
+    if first == "number":
+        return type(error)(error.message, field="attach", remedy="see GET /v1/experiments of the controller")
+    if first not in {"a", "b"}:
+        return error
+    message = f"{rest[1]}: {error.message}" if rest[1:] else error.message
+    return type(error)(message, field=f"policy_{first}", remedy=error.remedy)
 
 
 def follow(peer: Peer, status: ExperimentStatus, settings: SwitchbackSettings, console: Console) -> ExperimentStatus:

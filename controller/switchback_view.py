@@ -63,7 +63,7 @@ class ProgressView:
         block = status.blocks[-1]
         title = f"block {block.index + 1}/{status.spec.blocks} {block.arm} {_phase(status, block)}"
         left_s = max(0.0, status.ends_s - status.t_s)
-        detail = f"{_duration(left_s)} left{_so_far(status.result)}"
+        detail = f"{_duration(left_s)} left · {_syncs(status)}{_so_far(status.result)}"
         total_s = max(1.0, status.ends_s - status.started_s)
         self._say(title, detail, completed=min(total_s, status.t_s - status.started_s), total=total_s)
 
@@ -134,6 +134,13 @@ def _phase(status: ExperimentStatus, block: Block) -> str:
     if status.t_s < block.counts_from_s:
         return "washout"
     return "counts" if status.t_s < block.ends_s else "last samples"
+
+
+def _syncs(status: ExperimentStatus) -> str:
+    """What each arm has spent of what its blocks until now may spend."""
+    spent = {arm: sum(block.syncs for block in status.blocks if block.arm is arm) for arm in Arm}
+    most = {arm: status.spec.syncs_per_block * sum(block.arm is arm for block in status.blocks) for arm in Arm}
+    return "syncs " + ", ".join(f"{arm} {spent[arm]}/{most[arm]}" for arm in Arm)
 
 
 def _so_far(result: ExperimentResult) -> str:

@@ -26,6 +26,8 @@ FP32_BYTES = 4
 LENGTH = struct.Struct("<Q")
 MAX_NAME_LENGTH = 1024
 MAX_DIMENSIONS = 16
+MAX_SIZE = 1 << 40
+"""Of one dimension: beyond any model, and far below the numbers that Python itself will not write out."""
 DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
 """Types of trainable parameters."""
 ALIGNMENT = 8
@@ -146,7 +148,7 @@ def check_manifest(manifest: Manifest) -> None:
             raise InputError(f"is not a name of 1 to {MAX_NAME_LENGTH} characters", field=f"{where}.name")
         if spec.name in seen:
             raise InputError(f"{spec.name} occurs twice", field=f"{where}.name")
-        if len(spec.shape) > MAX_DIMENSIONS or any(size < 0 for size in spec.shape):
+        if len(spec.shape) > MAX_DIMENSIONS or any(not 0 <= size <= MAX_SIZE for size in spec.shape):
             raise InputError("is not a shape", field=f"{where}.shape")
         if spec.dtype not in DTYPES:
             raise InputError(f"is none of {', '.join(sorted(DTYPES))}", field=f"{where}.dtype")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -15,6 +14,7 @@ from controller.policy.plugins import installed
 from controller.schema import PolicySpec
 from service.errors import WadilocoError
 from service.settings import CommaSeparated, Settings, is_loopback
+from service.urls import check_url
 from sidecar.slo import parse_slo
 
 BUNDLED_TRACE = Path(__file__).parent / "data" / "bursty.jsonl"
@@ -156,8 +156,10 @@ class ReplaySettings(Settings):
         if not 0 < self.port_range.start < self.port_range.stop <= 65536:
             raise ValueError(f"ports: {self.ports} is not a range FIRST-LAST within 1-65535")
         for url in self.server:
-            if not re.match(r"^https?://[^/\s]+", url):
-                raise ValueError(f"server: {url!r} is not a URL such as http://127.0.0.1:8000")
+            try:
+                check_url(url)
+            except ValueError as exc:
+                raise ValueError(f"server: {url!r} is {exc}") from exc
             if self.gate != "off" and not is_loopback(urlsplit(url).hostname or ""):
                 raise ValueError(
                     f"gate {self.gate} reaches no further than this machine, and server {url} is not on it"

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from controller.policy import PolicyContext, make_policy
 from controller.policy.base import Policy
+from controller.policy_words import in_options
 from controller.schema import BudgetSpec
 from replay.caveats import caveats
 from replay.config import DRAWING_POLICY, policy_spec
@@ -193,7 +194,10 @@ def run_all(stretch: Stretch, settings: SimulateSettings, *, seed: int) -> Itera
 
 def policy_of(name: str, settings: SimulateSettings, *, seed: int, draw: int) -> Policy:
     context = PolicyContext(min_h=settings.min_h, max_h=settings.max_h, seed=seed)
-    return make_policy(policy_spec(name, settings.policy_params, seed=seed, draw=draw), context)
+    try:
+        return make_policy(policy_spec(name, settings.policy_params, seed=seed, draw=draw), context)
+    except InputError as exc:
+        raise in_options(exc) from exc
 
 
 def oracle_schedule(stretch: Stretch, settings: SimulateSettings) -> Schedule:

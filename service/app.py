@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.docs import build_docs
@@ -29,6 +30,10 @@ from service.settings import ServiceSettings
 from service.tasks import Background, background
 
 DEFAULT_MAX_BODY_BYTES = 8 << 20
+BODY_IDLE_S = 30.0
+"""Without a byte of a body that was announced."""
+BODY_DEADLINE_S = 600.0
+"""For a whole body: the largest, over the slowest link that is worth training over."""
 NO_LARGER_BODIES: Mapping[str, int] = {}
 
 # A `_created` series per counter tells the process's start over and over.
@@ -75,6 +80,7 @@ def build_app(
     app.state.tasks = None
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes, larger=larger_bodies)
     app.add_middleware(BodyUntilExit)
+    app.add_middleware(HeadAsGet)
     if settings.token is not None:
         app.add_middleware(BearerToken, token=settings.token.get_secret_value())
     app.add_exception_handler(WadilocoError, _answer_error)
@@ -128,13 +134,36 @@ async def _answer_error(_: Request, exc: Exception) -> Response:
 async def _answer_invalid(_: Request, exc: Exception) -> Response:
     assert isinstance(exc, RequestValidationError)
     first = exc.errors()[0]
+    if first["type"] == "json_invalid":
+        why = first.get("ctx", {}).get("error", first["msg"])
+        return error_response(
+            422, "InputError", f"is no JSON: {why} at character {first['loc'][-1]}", "body", SEND_JSON
+        )
+    if first["loc"] == ("body",) and first["type"] != "value_error":
+        return error_response(422, "InputError", str(first["msg"]), "body", SEND_JSON)
     field = ".".join(str(part) for part in first["loc"])
-    return error_response(422, "InputError", str(first["msg"]), field, "see /docs for the fields")
+    message = str(first["msg"]).removeprefix("Value error, ")
+    return error_response(422, "InputError", message, field, "see /docs for the fields")
+
+
+SEND_JSON = "send JSON in UTF-8, with Content-Type: application/json; see /docs for the fields"
+OF_STATUS = {
+    400: ("body", SEND_JSON),
+    404: ("path", "see /docs for the paths"),
+    408: ("body", "send it without a break, in smaller parts if need be"),
+    405: ("method", "see /docs for the methods of this path"),
+    413: ("body", "send less at once"),
+    503: (None, "try again"),
+}
+"""Field and remedy of errors that the framework raises."""
 
 
 async def _answer_http(_: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException)
-    return error_response(exc.status_code, "HTTPError", str(exc.detail), None, None)
+    field, remedy = OF_STATUS.get(exc.status_code, (None, None))
+    response = error_response(exc.status_code, "HTTPError", str(exc.detail), field, remedy)
+    response.headers.update(exc.headers or {})
+    return response
 
 
 def error_response(status: int, kind: str, message: str, field: str | None, remedy: str | None) -> Response:
@@ -169,8 +198,40 @@ class BearerToken:
         return hmac.compare_digest(given, self._expected)
 
 
+class _HeadAnswered(Exception):  # noqa: N818 - no error
+    """Everything that a HEAD request is told has been told."""
+
+
+def _has_route(scope: Scope) -> bool:
+    """Whether the application answers this method by itself, as the synchronizer does to those who wait."""
+    return any(route.matches(scope)[0] is Match.FULL for route in scope["app"].routes)
+
+
+class HeadAsGet:
+    """ASGI middleware: HEAD is answered as GET is, without the body, and ends where that would begin."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD" or _has_route(scope):
+            await self._app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                return
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            raise _HeadAnswered
+
+        with contextlib.suppress(_HeadAnswered):
+            await self._app({**scope, "method": "GET"}, receive, send_head)
+
+
 class BodyUntilExit:
-    """ASGI middleware: who is still sending a body when the process ends gets 503, who goes away before that nothing.
+    """ASGI middleware: who is still sending a body when the process ends gets 503, who goes away before that nothing,
+    and who stops sending in the middle, or takes for ever, 408.
 
     Without it a stop waits for bodies that may never come, and each of them ends in a traceback.
     """
@@ -184,14 +245,18 @@ class BodyUntilExit:
             await self._app(scope, receive, send)
             return
         complete = False
+        due_s = time.monotonic() + BODY_DEADLINE_S
 
         async def receive_until_exit() -> Message:
             nonlocal complete
             if complete:
                 return await receive()
-            message = await _unless_set(tasks.exit, receive())
-            if message is None:
+            wait_s = min(BODY_IDLE_S, due_s - time.monotonic())
+            message = await _unless_set(tasks.exit, receive(), wait_s=max(0.0, wait_s))
+            if message is None and tasks.exit.is_set():
                 raise HTTPException(503, "the process ends, and the body has not arrived")
+            if message is None:
+                raise HTTPException(408, "the body has not arrived")
             complete = not message.get("more_body", False)
             return message
 
@@ -199,11 +264,11 @@ class BodyUntilExit:
             await self._app(scope, receive_until_exit, send)
 
 
-async def _unless_set(event: asyncio.Event, message: Awaitable[Message]) -> Message | None:
-    """The message, or None when the event is set before it comes."""
+async def _unless_set(event: asyncio.Event, message: Awaitable[Message], *, wait_s: float) -> Message | None:
+    """The message, or None when the event is set, or the time is over, before it comes."""
     waits = (asyncio.ensure_future(message), asyncio.create_task(event.wait()))
     try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         return waits[0].result() if waits[0].done() else None
     finally:
         for wait in waits:

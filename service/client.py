@@ -9,6 +9,7 @@ import httpx
 
 from service.errors import ConfigError, ConflictError, InputError, OverloadedError, UnavailableError, WadilocoError
 from service.settings import PeerSettings
+from service.urls import check_url
 
 
 class ClientOptions(TypedDict):
@@ -28,9 +29,9 @@ def client_options(settings: PeerSettings, base_url: str, *, timeout_s: float) -
         ConfigError: that is no URL, or a TLS file cannot be used.
     """
     try:
-        httpx.URL(base_url)
-    except httpx.InvalidURL as exc:
-        raise ConfigError(f"{base_url} is no URL: {exc}", field="URL", remedy="give one, http://HOST:PORT") from exc
+        check_url(base_url)
+    except ValueError as exc:
+        raise ConfigError(f"{base_url} is {exc}", field="URL") from exc
     headers = {"Authorization": f"Bearer {settings.token.get_secret_value()}"} if settings.token else {}
     try:
         verify = _verification(settings)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping
-from typing import Any
+from enum import Enum
+from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -45,9 +46,16 @@ class OptionWriter:
             text = str(options["help"]).rpartition("(default")[0].rstrip()
             default = default_words(field).replace("%", "%%")
             options["help"] = f"{text} (default: {default})" if default else text
+        choices = _choices(field.annotation) if field is not None else ""
         if isinstance(options.get("metavar"), str):
-            options["metavar"] = type_words(options["metavar"])
+            options["metavar"] = choices or type_words(options["metavar"])
         return parser.add_argument(*names, **options)
+
+
+def _choices(annotation: Any) -> str:
+    """The values of an enumeration as one types them; empty for anything else."""
+    kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type) and issubclass(kind, Enum)]
+    return "{" + ",".join(str(member.value) for member in kinds[0]) + "}" if kinds else ""
 
 
 def type_words(shown: str) -> str:

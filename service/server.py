@@ -13,6 +13,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from service.bounds import bounded_protocol
 from service.errors import ConfigError, ConflictError
 from service.settings import ServiceSettings
 
@@ -36,7 +37,7 @@ def serve(app: FastAPI, settings: ServiceSettings, *, many_clients: bool = False
     config = uvicorn.Config(
         app,
         workers=1,
-        http="auto" if many_clients else "h11",
+        http=bounded_protocol(many_clients=many_clients),
         loop="auto" if many_clients else "asyncio",
         log_config=None,
         access_log=False,

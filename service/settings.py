@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     FilePath,
@@ -40,6 +41,7 @@ from pydantic_settings.exceptions import SettingsError
 from service.errors import ConfigError
 from service.help import OptionWriter
 from service.peers import split_urls
+from service.urls import check_url, check_urls
 
 S = TypeVar("S", bound="Settings")
 
@@ -48,7 +50,10 @@ def _split(value: Any) -> Any:
     return split_urls(value) if isinstance(value, str) else value
 
 
-Url = Annotated[str, Field(pattern=r"^https?://[^\s/]+")]
+Url = Annotated[str, AfterValidator(check_url)]
+"""Base URL of one process."""
+Urls = Annotated[str, AfterValidator(check_urls)]
+"""The same, or several with commas: the processes that can give one service."""
 CommaSeparated = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """Several words of one option: ``a,b``; a list in a settings file."""
 
@@ -158,7 +163,7 @@ def load_settings(model: type[S], argv: Sequence[str]) -> S:
     except OSError as exc:
         raise ConfigError(f"cannot read {config_file}: {exc.strerror or exc}", field="--config") from exc
     except SettingsError as exc:
-        raise ConfigError(str(exc.__cause__ or exc), remedy=f"see wadiloco {model.service} --help") from exc
+        raise _explain_form(exc, model, prefix) from exc
     if print_config:
         sys.stdout.write(settings.model_dump_json(indent=2) + "\n")
         raise SystemExit(0)
@@ -236,6 +241,24 @@ def _bind_sources(model: type[S], arguments: list[str], config_file: Path | None
     return Bound
 
 
+UNREADABLE = re.compile(r"Parsing error encountered for (\w+):|error parsing value for field \"(\w+)\"")
+
+
+def _explain_form(exc: SettingsError, model: type[Settings], prefix: str) -> ConfigError:
+    """A command line that is none, or an option whose value has not the form that it needs."""
+    text = f"{exc} {exc.__cause__}"
+    found = UNREADABLE.search(text)
+    if found is None:
+        return ConfigError(str(exc).removeprefix("error parsing CLI: "), remedy=f"see wadiloco {model.service} --help")
+    name = found[1] or found[2]
+    option, variable = f"--{name.replace('_', '-')}", f"{prefix}{name.upper()}"
+    return ConfigError(
+        "is not NAME=VALUE,...",
+        field=name,
+        remedy=f"write {option} NAME=VALUE, or {variable}='{{\"NAME\": VALUE}}'",
+    )
+
+
 def _explain(exc: ValidationError, model: type[Settings], prefix: str, config_file: Path | None) -> ConfigError:
     first = exc.errors()[0]
     name = str(first["loc"][0]) if first["loc"] else ""
@@ -247,12 +270,28 @@ def _explain(exc: ValidationError, model: type[Settings], prefix: str, config_fi
         return ConfigError(f"no such setting{where}{more}", field=name, remedy=remedy)
     if not name:
         return ConfigError(message + more)
+    if len(first["loc"]) > 1 and isinstance(_default(model, name), dict):
+        name = f"{name}.{first['loc'][1]}"
+        more = ""  # of a value that may be of several types, each has its own
     given = first.get("input")
-    is_hidden = first["type"] == "missing" or isinstance(given, dict) or _is_secret(model, name)
-    shown = "" if is_hidden else f", got {given!r}"
-    return ConfigError(
-        message + shown + more, field=name, remedy=f"set --{name.replace('_', '-')} or {prefix}{name.upper()}"
+    is_hidden = (
+        first["type"] == "missing" or isinstance(given, dict) or _is_secret(model, name) or _holds_password(given)
     )
+    shown = "" if is_hidden else f", got {given!r}"
+    option = str(first["loc"][0])
+    return ConfigError(
+        message + shown + more, field=name, remedy=f"set --{option.replace('_', '-')} or {prefix}{option.upper()}"
+    )
+
+
+def _default(model: type[Settings], name: str) -> object:
+    field = model.model_fields.get(name)
+    return field.get_default(call_default_factory=True, validated_data={}) if field is not None else None
+
+
+def _holds_password(given: object) -> bool:
+    """Whether it is, or was meant as, a URL with a user's password."""
+    return re.search(r"://[^/]*:[^/]*@", str(given)) is not None
 
 
 def _is_secret(model: type[Settings], name: str) -> bool:

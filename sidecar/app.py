@@ -20,6 +20,7 @@ from fastapi import FastAPI, Query
 from service.app import build_app
 from service.client import client_options
 from service.errors import ConflictError
+from service.repeats import Repeats
 from service.tasks import Background, every, wait_for_exit
 from sidecar.calibration_file import RECORDED_REQUESTS, read_calibration
 from sidecar.calibrator import Phase
@@ -78,6 +79,7 @@ class Sidecar:
         self.gate: GateKeeper | None = None
         self.rings: RingSource | None = None
         self.trainers: TrainerWatch | None = None
+        self._repeats = Repeats(logger)
         self.metrics = SidecarMetrics(
             self.observer,
             pace=self.pace,
@@ -240,9 +242,9 @@ class Sidecar:
                 sample = self.observer.note_gate(self.pace(), gate)
             if self._pusher is not None:
                 self._pusher.offer(sample)
-        except Exception:
+        except Exception as exc:  # noqa: BLE001 - counted, and told
             self.metrics.count_internal_failure()
-            logger.exception("scrape failed in the sidecar itself")
+            self._repeats.error("scrape failed in the sidecar itself", exc)
 
     def _set_interval(self, duration_s: float) -> None:
         usual_s, was_s = self.settings.scrape_interval_s, self.scrape_interval_s

@@ -7,10 +7,10 @@ import re
 from typing import Self
 from urllib.parse import urlsplit
 
-import httpx
 from pydantic import Field, FilePath, SecretStr, field_validator, model_validator
 
 from service.settings import PeerSettings
+from service.urls import check_url
 
 UNIX = "unix:"
 MAX_SOCKET_PATH_BYTES = 107
@@ -74,19 +74,13 @@ def check_base_url(url: str) -> str:
     Raises:
         ValueError: it is not an http(s) URL of a host.
     """
-    try:
-        parts = urlsplit(url.strip())
-        port = parts.port
-        httpx.URL(url.strip())
-    except (ValueError, httpx.InvalidURL) as exc:
-        raise ValueError(f"not a URL ({exc}): write http://HOST:PORT") from exc
-    if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0:
-        raise ValueError("not an http or https URL of a host: write http://HOST:PORT")
+    checked = check_url(url)
+    parts = urlsplit(checked)
     if parts.query or parts.fragment or parts.username is not None:
         raise ValueError("a base URL has no user, query or fragment: write http://HOST:PORT")
     if parts.path.rstrip("/").endswith("/metrics"):
         raise ValueError("give the base URL without /metrics")
-    return url.strip().rstrip("/")
+    return checked
 
 
 def check_socket(address: str) -> str:

@@ -15,6 +15,7 @@ from controller.dashboard.picture import find_rows, read_history, take_picture
 from controller.dashboard.schema import FoundRows, ServerHistory
 from controller.dashboard.stream import EventStream
 from service.errors import OverloadedError
+from service.repeats import Repeats
 from service.tasks import Background, every
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class Dashboard:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
         self._metrics = EventMetrics(controller.metrics.registry)
+        self._repeats = Repeats(logger)
         self.feed = Feed()
         self.router = APIRouter()
         self.router.include_router(build_pages())
@@ -55,9 +57,9 @@ class Dashboard:
             self._controller.recent.history.keep_only(self._controller.state.samples.server_ids)
             if self.feed.num_clients:
                 self.feed.publish(take_picture(self._controller))
-        except Exception:
+        except Exception as exc:  # noqa: BLE001 - counted, and told
             self._metrics.failures.inc()
-            logger.exception("picture failed")
+            self._repeats.error("picture failed", exc)
 
     def _open_stream(self, last_event_id: str | None) -> EventStream:
         if self.feed.num_clients >= MAX_CLIENTS:

@@ -8,10 +8,11 @@ from typing import ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from controller.database_url import DatabaseUrl, read_journal
 from controller.export.columns import Table
 from controller.export.stream import DEFAULT_ROWS, MAX_ROWS, Format
 from service.files import check_replaceable
-from service.settings import PeerSettings, Url
+from service.settings import PeerSettings, Urls
 
 SUFFIXES = {f".{chosen}": chosen for chosen in Format}
 
@@ -24,9 +25,9 @@ class ExportSettings(PeerSettings):
     table: Table
     """decisions, samples, rounds or recoveries."""
     journal: Path | None = None
-    """Journal of a controller, which may be running or not."""
-    controller: Url | None = None
-    """URL of a controller, instead of its journal."""
+    """SQLite journal of a controller, which may be running or not; one in PostgreSQL is read through --controller."""
+    controller: Urls | None = None
+    """URL of a controller, instead of its journal; or several with commas: the one that leads is asked."""
     out: Path
     """File to write; replaced whole."""
     format: Format | None = None
@@ -39,6 +40,14 @@ class ExportSettings(PeerSettings):
     """Longest wait for the controller's next bytes."""
     as_json: bool = False
     """Print the result as JSON; --json for short."""
+
+    @field_validator("journal", mode="before")
+    @classmethod
+    def _check_journal(cls, value: object) -> object:
+        read = read_journal(value)
+        if isinstance(read, DatabaseUrl):
+            raise ValueError("only a SQLite file is read here, not a database: give --controller URL instead")  # noqa: TRY004
+        return read
 
     @field_validator("out")
     @classmethod

@@ -15,10 +15,12 @@ from controller.export.api import NEXT_SINCE_HEADER
 from controller.export.config import ExportSettings
 from controller.export.stream import Request, open_export
 from controller.journal_file import JournalReader
-from service.client import client_options, refusal
+from service.client import refusal
 from service.errors import ConfigError, UnavailableError
 from service.files import replace_file
+from service.leader import ask_leader
 from service.log import configure_logging
+from service.peers import split_urls
 from service.settings import load_settings
 
 
@@ -79,8 +81,10 @@ def _from_controller(settings: ExportSettings, progress: Counted) -> int:
     path = f"/v1/export/{settings.table}.{settings.chosen_format}"
     query = {"since": settings.since, "limit": settings.limit}
     try:
-        options = client_options(settings, settings.controller, timeout_s=settings.timeout_s)
-        with httpx.Client(**options) as http, http.stream("GET", path, params=query) as response:
+        urls = split_urls(settings.controller)
+        with ask_leader(
+            settings, urls, "GET", path, timeout_s=settings.timeout_s, field="controller", params=query
+        ) as response:
             if response.is_error:
                 response.read()
                 raise refusal(response, field="controller")

@@ -51,7 +51,7 @@ def make_policy(spec: PolicySpec, context: PolicyContext) -> Policy:
         if not -MAX_PARAM <= value <= MAX_PARAM:
             raise InputError(
                 f"must be a number from {-MAX_PARAM:g} to {MAX_PARAM:g}",
-                field=f"policy_params.{name}",
+                field=f"params.{name}",
                 remedy="choose a number of ordinary size",
             )
     build = BUILDERS.get(spec.name)
@@ -60,7 +60,7 @@ def make_policy(spec: PolicySpec, context: PolicyContext) -> Policy:
     others = installed()
     if spec.name not in others:
         known = ", ".join([*BUILDERS, *(name for name in sorted(others) if name not in BUILDERS)])
-        raise InputError(f"no such policy: {spec.name}", field="policy", remedy=f"known: {known}")
+        raise InputError(f"no such policy: {spec.name}", field="name", remedy=f"known: {known}")
     return build_installed(others[spec.name], lambda builder: builder(spec, context))
 
 
@@ -75,7 +75,7 @@ def _fixed_h(spec: PolicySpec, context: PolicyContext) -> Policy:
     if not context.min_h <= h <= context.max_h:
         limits = f"[{context.min_h}, {context.max_h}]"
         raise InputError(
-            f"{h} is outside of {limits}", field="policy_params.h", remedy="choose h from min_h to max_h, or move them"
+            f"{h} is outside of {limits}", field="params.h", remedy="choose h from min_h to max_h, or move them"
         )
     return GuardedPolicy(spec.name, FixedH(h))
 
@@ -127,4 +127,4 @@ def parse_params(model: type[P], spec: PolicySpec) -> P:
         name = ".".join(str(part) for part in first["loc"])
         known = ", ".join(model.model_fields) or "none"
         message = "no such parameter" if first["type"] == "extra_forbidden" else str(first["msg"])
-        raise InputError(message, field=f"policy_params.{name}", remedy=f"{spec.name} takes: {known}") from exc
+        raise InputError(message, field=f"params.{name}", remedy=f"{spec.name} takes: {known}") from exc

@@ -135,8 +135,11 @@ def ask(policy: Policy, view: FleetView, now_s: float) -> Decision:
 
     Raises:
         ArithmeticError: a term is not finite, so that nobody could say why.
+        TypeError: action or reason is none that there is, so that nobody could note it down.
     """
     decision = policy.decide(view, now_s)
+    if not isinstance(decision.action, Action) or not isinstance(decision.reason, Reason):
+        raise TypeError(f"{decision.action!r} because {decision.reason!r} are no Action and no Reason")
     broken = [name for name, value in decision.terms.items() if not math.isfinite(value)]
     if broken:
         raise ArithmeticError(f"terms are not finite: {', '.join(broken)}")

@@ -56,6 +56,6 @@ def _broken(point: EntryPoint, why: str) -> InputError:
     package = point.dist.name if point.dist is not None else point.module
     return InputError(
         f"{point.name} of {package} cannot be used: {why}",
-        field="policy",
+        field="name",
         remedy=f"repair or remove {package}, or choose another policy",
     )

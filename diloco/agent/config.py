@@ -15,10 +15,9 @@ from diloco.protocol import SyncPriority
 from diloco.scheduling import MAX_CORES
 from diloco.schema import MAX_FRAGMENTS, CodecName, Slot
 from service.peers import split_urls
-from service.settings import Url
+from service.settings import Url, Urls
 from sidecar.schema import Name
 
-Urls = Annotated[str, Field(pattern=r"^https?://[^\s/,]+[^\s,]*(,https?://[^\s/,]+[^\s,]*)*$")]
 Core = Annotated[int, Field(ge=0, lt=MAX_CORES)]
 WorkloadName = Annotated[str, Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*$")]
 

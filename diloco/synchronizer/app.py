@@ -34,7 +34,7 @@ from diloco.schema import (
     Slot,
 )
 from diloco.synchronizer.config import SynchronizerSettings
-from diloco.synchronizer.download import Download, download
+from diloco.synchronizer.download import Download, Opened, download
 from diloco.synchronizer.metrics import Direction, Metrics, Verdict
 from diloco.synchronizer.rounds import Claim
 from diloco.synchronizer.run import Run
@@ -154,7 +154,8 @@ def _add_downloads(app: FastAPI, run: Run, metrics: Metrics) -> None:
         whole = download(run.fragment(fragment).published, version, base_version)
         if range is None:
             headers = whole.headers | {"Content-Length": str(whole.num_bytes)}
-            return StreamingResponse(_stream(whole, metrics), headers=headers)
+            file = await asyncio.to_thread(_open, whole)
+            return StreamingResponse(_stream(file, whole, metrics), headers=headers)
         part = parse_range(range, total=whole.num_bytes, max_bytes=CHUNK_BYTES)
         data, digest = await asyncio.to_thread(_read, whole, part)
         metrics.bytes.labels(Direction.OUT).inc(len(data))
@@ -186,17 +187,29 @@ def _read(whole: Download, part: ByteRange) -> tuple[bytes, bytes]:
     try:
         data = whole.read(part.start, part.stop)
     except FileNotFoundError as exc:
-        version = whole.generation.version
-        raise VersionGoneError(f"version {version} is not kept any more", version=version + 1, field="version") from exc
+        raise _gone(whole) from exc
     return data, sha256(data)
 
 
-async def _stream(whole: Download, metrics: Metrics) -> AsyncIterator[bytes]:
-    for start in range(0, whole.num_bytes, CHUNK_BYTES):
-        stop = min(start + CHUNK_BYTES, whole.num_bytes)
-        data = await asyncio.to_thread(whole.read, start, stop)
-        metrics.bytes.labels(Direction.OUT).inc(len(data))
-        yield data
+def _open(whole: Download) -> Opened:
+    """What is downloaded, kept open for as long as somebody reads it: newer versions may take it away meanwhile."""
+    try:
+        return whole.open()
+    except FileNotFoundError as exc:
+        raise _gone(whole) from exc
+
+
+def _gone(whole: Download) -> VersionGoneError:
+    version = whole.generation.version
+    return VersionGoneError(f"version {version} is not kept any more", version=version + 1, field="version")
+
+
+async def _stream(file: Opened, whole: Download, metrics: Metrics) -> AsyncIterator[bytes]:
+    with file:
+        for start in range(0, whole.num_bytes, CHUNK_BYTES):
+            data = await asyncio.to_thread(file.read, min(CHUNK_BYTES, whole.num_bytes - start))
+            metrics.bytes.labels(Direction.OUT).inc(len(data))
+            yield data
 
 
 async def _answer_version(_: Request, exc: Exception) -> Response:

@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import BinaryIO, Self
 
 from diloco.digest import format_digest
 from diloco.schema import CODECS_HEADER, RESULT_HEADER, VERSION_HEADER
 from diloco.synchronizer.generation import Generation
 from diloco.synchronizer.published import Published
+
+
+class Opened:
+    """Parts of files one after another; a context manager that closes them."""
+
+    def __init__(self, parts: Iterable[tuple[BinaryIO, int]], files: ExitStack) -> None:
+        """``parts``: each file, at its first byte, and how many there are; ``files`` closes them."""
+        self._parts = deque(parts)
+        self._files = files
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, as many as there are up to ``size``."""
+        pieces = []
+        while size and self._parts:
+            file, left = self._parts.popleft()
+            pieces.append(file.read(min(size, left)))
+            size -= len(pieces[-1])
+            if pieces[-1] and left > len(pieces[-1]):
+                self._parts.appendleft((file, left - len(pieces[-1])))
+        return b"".join(pieces)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +76,20 @@ class Download:
                 pieces.append(link.read_delta(first, last))
             offset += size
         return b"".join(pieces)
+
+    def open(self) -> Opened:
+        """The whole, from the first byte on, whatever becomes of the files meanwhile.
+
+        Raises:
+            FileNotFoundError: they are not kept any more.
+        """
+        with ExitStack() as files:
+            if not self.chain:
+                parts = [(files.enter_context(self.generation.open()), self.generation.num_bytes)]
+            else:
+                links = zip(self.chain, self._sizes, strict=True)
+                parts = [(files.enter_context(link.open_delta()), size) for link, size in links]
+            return Opened(parts, files.pop_all())
 
     @property
     def _sizes(self) -> list[int]:

@@ -107,6 +107,20 @@ class Generation:
         assert self.delta is not None, "asked for by those who know that there is one"
         return read_part(self.path, offset=self.delta.offset + start, length=stop - start)
 
+    def open(self) -> BinaryIO:
+        """The file, at the first byte of the parameters."""
+        return self._open_at(self.data_offset)
+
+    def open_delta(self) -> BinaryIO:
+        """The file, at the first byte of the encoded way from the version before."""
+        assert self.delta is not None, "asked for by those who know that there is one"
+        return self._open_at(self.delta.offset)
+
+    def _open_at(self, offset: int) -> BinaryIO:
+        file = os.fdopen(open_regular(self.path), "rb")
+        file.seek(offset)
+        return file
+
     def parameters(self) -> Tensor:
         """The parameters in wire order, mapped from the file; writing to them changes nobody else's."""
         shape = (self.num_values,)

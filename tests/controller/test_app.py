@@ -265,7 +265,7 @@ def test_policy_and_budget_can_be_changed_and_nonsense_is_refused(tmp_path: Path
 
     async def body(client: Client) -> None:
         wrong = await client.http.put("/v1/policy", json={"name": "fixed_h", "params": {"hh": 5}})
-        assert (wrong.status_code, wrong.json()["field"]) == (422, "policy_params.hh")
+        assert (wrong.status_code, wrong.json()["field"]) == (422, "params.hh")
         assert (await client.get("/v1/policy"))["name"] == "fixed_h"
         assert (await client.http.put("/v1/policy", json={"name": "no_sync"})).status_code == 200
         lease = await client.register()
@@ -274,7 +274,7 @@ def test_policy_and_budget_can_be_changed_and_nonsense_is_refused(tmp_path: Path
         budget = (await client.http.put("/v1/budget", json={"outer_syncs": 2, "horizon_s": 60})).json()
         assert (budget["started_s"], budget["spent"], budget["remaining"]) == (START_S + 5, 0, 2)
         bad = await client.http.put("/v1/budget", json={"outer_syncs": 9, "horizon_s": 60, "min_gap_s": 30})
-        assert (bad.status_code, bad.json()["field"]) == (422, "budget_horizon_s")
+        assert (bad.status_code, bad.json()["field"]) == (422, "horizon_s")
         assert (await client.get("/v1/budget"))["spec"]["outer_syncs"] == 2
 
     play(make_settings(tmp_path), clock, body)
@@ -373,7 +373,7 @@ class Broken:
 @pytest.mark.parametrize("terms", [None, {"score": float("nan")}])
 @pytest.mark.parametrize(("h", "reason"), [(50, "policy_failed"), (100, "max_h_reached")])
 def test_a_policy_that_raises_defers_until_max_h(
-    tmp_path: Path, h: int, reason: str, terms: dict[str, float] | None
+    tmp_path: Path, h: int, reason: str, terms: dict[str, float] | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def body(client: Client) -> None:
         client.controller.state.policy = Broken(terms)
@@ -387,7 +387,15 @@ def test_a_policy_that_raises_defers_until_max_h(
         failures = await client.metric("wadiloco_controller_policy_failures_total")
         assert failures is not None
         assert failures > 0
+
+        async def failed_again() -> bool:
+            return (await client.metric("wadiloco_controller_policy_failures_total") or 0) > failures + 2
+
+        await until(failed_again, "further failures")
         assert (await client.http.get("/healthz")).status_code == 200
+        told = [record for record in caplog.records if "policy failed" in record.getMessage()]
+        assert len(told) == 1, "a traceback with each tick"
+        assert told[0].exc_info
 
     play(make_settings(tmp_path), ManualClock(), body)
 

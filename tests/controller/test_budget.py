@@ -12,14 +12,14 @@ from service.errors import InputError
 @pytest.mark.parametrize(
     ("spec", "field"),
     [
-        (BudgetSpec(outer_syncs=5, horizon_s=40, min_gap_s=10), "budget_horizon_s"),
-        (BudgetSpec(outer_syncs=None, horizon_s=40), "budget_syncs"),
-        (BudgetSpec(outer_syncs=5, syncs_per_hour=40), "budget_syncs_per_hour"),
-        (BudgetSpec(horizon_s=40, syncs_per_hour=40), "budget_syncs_per_hour"),
-        (BudgetSpec(syncs_per_hour=40, min_gap_s=91), "budget_syncs_per_hour"),
-        (BudgetSpec(syncs_per_hour=40, max_defer_s=89), "budget_max_defer_s"),
-        (BudgetSpec(min_gap_s=20, max_defer_s=19), "budget_max_defer_s"),
-        (BudgetSpec(outer_syncs=4, horizon_s=100, max_defer_s=19), "budget_max_defer_s"),
+        (BudgetSpec(outer_syncs=5, horizon_s=40, min_gap_s=10), "horizon_s"),
+        (BudgetSpec(outer_syncs=None, horizon_s=40), "outer_syncs"),
+        (BudgetSpec(outer_syncs=5, syncs_per_hour=40), "syncs_per_hour"),
+        (BudgetSpec(horizon_s=40, syncs_per_hour=40), "syncs_per_hour"),
+        (BudgetSpec(syncs_per_hour=40, min_gap_s=91), "syncs_per_hour"),
+        (BudgetSpec(syncs_per_hour=40, max_defer_s=89), "max_defer_s"),
+        (BudgetSpec(min_gap_s=20, max_defer_s=19), "max_defer_s"),
+        (BudgetSpec(outer_syncs=4, horizon_s=100, max_defer_s=19), "max_defer_s"),
     ],
 )
 def test_a_budget_that_cannot_work_is_refused_with_the_remedy(spec: BudgetSpec, field: str) -> None:

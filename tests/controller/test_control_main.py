@@ -44,7 +44,7 @@ def test_orders_are_given_planned_and_refused(tmp_path: Path, capsys: pytest.Cap
         ([], 2, "ACTION: no order is given (one of pause, resume, sync-now, drain, swap)"),
         (["dance"], 2, "ACTION: no such order: dance"),
         (["drain", "--slot", "0", "--node", "a"], 2, "give one of them"),
-        (["pause", "--controller", "http://127.0.0.1:1"], 3, "controller: ConnectError"),
+        (["pause", "--controller", "http://127.0.0.1:1"], 3, "controller: no answer from http://127.0.0.1:1: "),
     ],
 )
 def test_what_cannot_work_is_one_line(

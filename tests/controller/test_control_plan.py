@@ -115,6 +115,22 @@ def test_draining_twice_is_refused_unless_it_is_to_be_at_once_now() -> None:
     assert plan("drain", registry, slot=0, when="now")[0].when is ControlWhen.NOW
 
 
+def test_a_spare_that_is_promised_a_slot_is_not_promised_another() -> None:
+    registry = fleet()
+    (first,) = plan("swap", registry, slot=0, to_agent="a2")
+    registry.order(registry.records["a0"], Leaving(action=first.change, to_agent=first.to_agent))
+    with pytest.raises(ConflictError, match="a2 is to take slot 0 already") as caught:
+        plan("swap", registry, slot=1, to_agent="a2")
+    assert caught.value.field == "to_agent"
+    assert moves(plan("swap", registry, slot=1)) == [("a1", 1, "a3", "after_sync")]
+    assert moves(plan("swap", registry, slot=0, to_agent="a2", when="now")) == [("a0", 0, "a2", "now")]
+    registry.release(registry.records["a3"], drained=True, now_s=9.0)
+    with pytest.raises(ConflictError, match=r"0 spares wait that no other slot was promised to \(1 others do\)"):
+        plan("swap", registry, slot=1)
+    registry.order(registry.records["a0"], None)
+    assert moves(plan("swap", registry, slot=1)) == [("a1", 1, "a2", "after_sync")]
+
+
 def test_a_swap_does_not_undo_a_drain_that_waits_for_its_sync() -> None:
     registry = fleet()
     registry.order(registry.records["a0"], Leaving(action=ControlAction.DRAIN))

@@ -151,7 +151,7 @@ def test_what_cannot_work_is_refused_and_changes_nothing(tmp_path: Path) -> None
             ({"blocks": 1}, "body.blocks"),
             ({"block": 5}, "body.block"),
             ({"washout_s": 30}, "washout_s"),
-            ({"a": {"name": "dance"}}, "a.policy"),
+            ({"a": {"name": "dance"}}, "a.name"),
             ({"syncs_per_block": 9, "min_gap_s": 0}, "syncs_per_block"),
         ]
         for fields, field in refusals:
@@ -326,7 +326,7 @@ def test_a_policy_of_the_settings_that_is_also_an_arm_does_not_take_over_the_run
 async def stopped_by_settings(client: Client) -> None:
     status = await look(client)
     assert status.state is ExperimentState.STOPPED
-    assert "policy_params.h" in status.detail
+    assert "params.h" in status.detail
     assert (await client.get("/v1/policy"))["name"] == "no_sync"
 
 

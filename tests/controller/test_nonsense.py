@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -110,6 +111,16 @@ def test_an_island_is_not_further_ahead_of_the_run_than_others_could_go_since_it
         with pytest.raises(InputError) as caught:
             check(progress(), version=version, progress=progress(round=most + 1))
         assert caught.value.field == "progress.round"
+
+
+def test_an_island_that_nothing_is_known_about_is_no_further_ahead_than_the_others_can_be() -> None:
+    for version in (0, 5):
+        known = Known(version=version, version_told_s=NOW_S - 3)
+        most = version + ROUNDS_AT_ONCE + 3 * ROUNDS_PER_S
+        for round_, is_believed in ((most, True), (most + 1, False)):
+            beat = Heartbeat(instance="i", epoch=1, t_s=START_S, progress=progress(round=round_))
+            with nullcontext() if is_believed else pytest.raises(InputError, match="is far ahead of the run's"):
+                check_heartbeat(beat, known, now_s=NOW_S)
 
 
 def test_a_controller_that_knows_nothing_believes_the_first_round_of_a_long_run() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from controller import samples
 from controller.samples import FORGET_AFTER_S, SampleBook, SampleLog, SampleOutcome
 from sidecar.schema import LoadSample
 from tests.controller.helpers import START_S, sample
@@ -111,3 +112,30 @@ def test_servers_that_are_silent_for_long_are_named_when_they_are_forgotten() ->
     samples.offer(sample("young", START_S + 60), START_S + 60)
     assert samples.forget(START_S + FORGET_AFTER_S + 1) == ["old"]
     assert samples.forget(START_S + FORGET_AFTER_S + 1) == []
+
+
+def test_where_there_is_no_room_who_was_silent_for_long_gives_way_to_a_live_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(samples, "MAX_SERVERS", 3)
+    taken = book()
+    for number, t_s in enumerate((START_S, START_S + 1, START_S + 30)):
+        assert taken.offer(sample(f"made-up-{number}", t_s), t_s).outcome is SampleOutcome.ACCEPTED
+    refused = taken.offer(sample("live", START_S + 50), START_S + 50)
+    assert refused.outcome is SampleOutcome.TOO_MANY_SERVERS
+    assert refused.detail == "3 servers are known, and were heard of within 60 s"
+    monkeypatch.setattr(samples, "FORGET_AT_ONCE", 1)
+    for number, name in enumerate(("live", "other")):
+        now_s = START_S + 62 + 2 * number
+        assert taken.offer(sample(name, now_s), now_s).outcome is SampleOutcome.ACCEPTED
+    assert set(taken.server_ids) == {"made-up-2", "live", "other"}
+    assert taken.forget(START_S + 65) == ["made-up-0", "made-up-1"]
+    assert taken.forget(START_S + 65) == []
+
+
+def test_a_server_that_gave_way_and_came_back_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "MAX_SERVERS", 1)
+    taken = book()
+    for name, t_s in (("a", START_S), ("b", START_S + 61), ("a", START_S + 130)):
+        assert taken.offer(sample(name, t_s), t_s).outcome is SampleOutcome.ACCEPTED
+    assert taken.forget(START_S + 130) == ["b"]

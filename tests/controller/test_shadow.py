@@ -246,13 +246,14 @@ def test_shadows_are_set_over_http_survive_a_restart_and_give_way_to_new_setting
 
 def test_impossible_shadows_are_refused_by_field(tmp_path: Path) -> None:
     async def body(client: Client) -> None:
-        for policies in (
-            [{"name": "dance"}],
-            [{"name": "fixed_h", "params": {"h": 1000}}],
-            [{"name": "no_sync"}, {"name": "no_sync"}],
-        ):
+        refusals: list[tuple[list[dict[str, Any]], str]] = [
+            ([{"name": "dance"}], "policies.0.name"),
+            ([{"name": "no_sync"}, {"name": "fixed_h", "params": {"h": 1000}}], "policies.1.params.h"),
+            ([{"name": "no_sync"}, {"name": "no_sync"}], "policies"),
+        ]
+        for policies, field in refusals:
             refused = await client.http.put("/v1/shadow", json={"policies": policies})
-            assert (refused.status_code, refused.json()["field"]) == (422, "shadow_policies")
+            assert (refused.status_code, refused.json()["field"]) == (422, field)
             assert refused.json()["remedy"]
         assert (await client.get("/v1/shadow"))["policies"] == []
 

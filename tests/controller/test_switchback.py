@@ -78,8 +78,8 @@ def test_random_deferral_draws_anew_in_each_pair_unless_a_draw_is_given() -> Non
     ("fields", "field"),
     [
         ({"b": {"name": "wa_diloco"}}, "b"),
-        ({"a": {"name": "dance"}}, "a.policy"),
-        ({"b": {"name": "fixed_h", "params": {"h": 1000}}}, "b.policy_params.h"),
+        ({"a": {"name": "dance"}}, "a.name"),
+        ({"b": {"name": "fixed_h", "params": {"h": 1000}}}, "b.params.h"),
         ({"blocks": 7}, "blocks"),
         ({"washout_s": 100}, "washout_s"),
         ({"washout_s": 500}, "washout_s"),
@@ -107,6 +107,14 @@ def test_a_budget_that_the_islands_cannot_spend_is_refused(step_time_s: float | 
         with pytest.raises(InputError, match="2 syncs take some 155 s") as refused:
             check_time_for_syncs(spec(syncs_per_block=2), view, 0)
         assert refused.value.field == "syncs_per_block"
+
+
+def test_the_pace_that_counts_has_the_waits_at_the_gate_in_it() -> None:
+    island = IslandView(slot=0, node="host-a", server_id=None, ready=True, step_time_s=1.0)
+    view = FleetView(islands=(island,), servers=(), budget=BudgetView(), min_h=2, max_h=100, run_started_s=0)
+    check_time_for_syncs(spec(syncs_per_block=2), view, 0, pace_s=0.5)
+    with pytest.raises(InputError, match=r"2 syncs take some 155 s at 30 s per inner step"):
+        check_time_for_syncs(spec(syncs_per_block=2), view, 0, pace_s=30.0)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -112,6 +112,7 @@ def test_the_command_runs_an_experiment_to_its_end_and_prints_it(tmp_path: Path)
         status = json.loads(ended.stdout)
         assert (status["state"], status["result"]["pairs"], status["spec"]["a"]["params"]) == ("done", 1, {"h": 5})
         assert "block 1/2" in ended.stderr
+        assert "syncs a 0/" in ended.stderr
         again = subprocess.run(
             switchback(process, "--attach", "1"), capture_output=True, text=True, timeout=60, check=False
         )
@@ -184,9 +185,9 @@ def test_what_the_controller_refuses_is_one_line_with_field_and_remedy(tmp_path:
     with controller(tmp_path) as process:
         for options, code, text in [
             (("--blocks", "5"), 2, "wadiloco switchback: blocks: 5 blocks do not go in pairs (take 6 blocks)"),
-            (("--policy-a", "dance"), 2, "wadiloco switchback: a.policy: no such policy: dance"),
+            (("--policy-a", "dance"), 2, "wadiloco switchback: policy_a: no such policy: dance"),
             (("--policy-a", "fixed_h:h"), 2, "wadiloco switchback: policy_a: 'h' of 'fixed_h:h' is not PARAM=VALUE"),
-            (("--attach", "7"), 2, "wadiloco switchback: there is no experiment 7"),
+            (("--attach", "7"), 2, "wadiloco switchback: attach: there is no experiment 7 (see GET"),
         ]:
             ended = subprocess.run(
                 switchback(process, *options), capture_output=True, text=True, timeout=60, check=False

@@ -129,6 +129,29 @@ def test_progress_near_a_limit_is_not_handed_on(tmp_path: Path) -> None:
     play(make_settings(tmp_path), clock, body)
 
 
+def test_a_newcomer_raises_the_version_of_the_run_no_further_than_it_can_have_come(tmp_path: Path) -> None:
+    clock = ManualClock()
+
+    async def before(client: Client) -> None:
+        await client.register("a")
+        await client.beat("a", epoch=1, progress=progress(1, round=5))
+        await client.register("b")
+        refused = await client.try_beat("b", epoch=2, progress=progress(1, round=5000))
+        assert (refused.status_code, refused.json()["field"]) == (422, "progress.round")
+        await client.beat("b", epoch=2, progress=progress(1, round=6))
+
+    async def after_an_hour(client: Client) -> None:
+        # Without a controller islands went on by themselves.
+        lease = await client.register("c")
+        await client.beat("c", epoch=lease.epoch - EPOCH_0, progress=progress(1, round=5000))
+        assert client.controller.state.version == 5000
+
+    settings = make_settings(tmp_path, num_slots=3)
+    play(settings, clock, before)
+    clock.advance(3600)
+    play(settings, clock, after_an_hour)
+
+
 @pytest.mark.parametrize("first_round", [0, 40])
 def test_a_worker_that_starts_says_nothing_about_the_version(tmp_path: Path, first_round: int) -> None:
     async def body(client: Client) -> None:

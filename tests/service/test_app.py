@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
+import pytest
 from fastapi import FastAPI, Request
+from fastapi.responses import StreamingResponse
 from prometheus_client import CollectorRegistry, Counter
 from pydantic import SecretStr
 
@@ -135,6 +137,67 @@ def test_invalid_bodies_name_the_field() -> None:
     answer = post(make_app(), "/v1/echo", b'{"a": "x"}')
     assert answer.status_code == 422
     assert answer.json()["field"] == "body.a"
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "message"),
+    [
+        (b"{", "application/json", "is no JSON: Expecting property name enclosed in double quotes at character 1"),
+        (b"h=1", "application/json", "is no JSON: Expecting value at character 0"),
+        (b'{"h": 1}', "text/plain", "Input should be a valid dictionary"),
+        (b"\xff\xfe\x00", "application/json", "There was an error parsing the body"),
+        (b"", "application/json", "Field required"),
+    ],
+)
+def test_a_body_that_is_no_json_is_told_what_to_send(body: bytes, content_type: str, message: str) -> None:
+    async def post() -> httpx.Response:
+        async with client_of(make_app()) as client:
+            return await client.post("/v1/echo", content=body, headers={"Content-Type": content_type})
+
+    answer = asyncio.run(post())
+    assert answer.status_code in {400, 422}
+    assert answer.json()["message"].startswith(message)
+    assert answer.json()["field"] == "body"
+    assert "send JSON in UTF-8, with Content-Type: application/json" in answer.json()["remedy"]
+
+
+@pytest.mark.parametrize(("method", "path", "field"), [("GET", "/nowhere", "path"), ("DELETE", "/v1/echo", "method")])
+def test_what_is_not_there_is_told_with_field_and_remedy(method: str, path: str, field: str) -> None:
+    async def ask() -> httpx.Response:
+        async with client_of(make_app()) as client:
+            return await client.request(method, path)
+
+    answer = asyncio.run(ask())
+    assert answer.json()["field"] == field
+    assert "see /docs" in answer.json()["remedy"]
+    assert ("allow" in answer.headers) == (field == "method")
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics", "/v1/lines", "/v1/conflict", "/nowhere"])
+def test_head_is_answered_as_get_is_without_the_body(path: str) -> None:
+    app = make_app()
+    sent = 0
+
+    async def lines() -> AsyncIterator[str]:
+        nonlocal sent
+        for _ in range(1000):
+            sent += 1
+            yield "line\n"
+
+    @app.get("/v1/lines")
+    async def get_lines() -> StreamingResponse:
+        return StreamingResponse(lines(), media_type="text/csv")
+
+    async def ask() -> tuple[httpx.Response, httpx.Response]:
+        async with client_of(app) as client:
+            await asyncio.sleep(0)
+            head = await client.head(path)
+            assert sent <= 1  # what follows is not made
+            return head, await client.get(path)
+
+    head, get = asyncio.run(ask())
+    assert head.content == b""
+    assert (head.status_code, head.headers["content-type"]) == (get.status_code, get.headers["content-type"])
 
 
 def test_large_bodies_are_refused_announced_or_not() -> None:

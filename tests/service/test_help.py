@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -10,6 +11,11 @@ import pytest
 from pydantic import Field, SecretStr
 
 from service.settings import Settings, load_settings
+
+
+class Gait(StrEnum):
+    SLOW_WALK = "slow_walk"
+    RUN = "run"
 
 
 class ShownSettings(Settings):
@@ -32,6 +38,8 @@ class ShownSettings(Settings):
     """Share."""
     limit: int | None = None
     """Limit (default: half of all)."""
+    gait: Gait | None = Gait.SLOW_WALK
+    """Gait."""
     pace: Literal["a", "b"] = "a"
     """Pace."""
     polite: bool = True
@@ -60,6 +68,7 @@ def shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
         "--place TEXT Place. (default: here)",
         "--share TEXT Share. (default: 5%)",
         "--limit N Limit (default: half of all). --",
+        "--gait {slow_walk,run} Gait. (default: slow_walk)",
         "--pace {a,b} Pace. (default: a)",
         "--no-polite Push ahead. ",
     ],

@@ -130,13 +130,13 @@ def test_a_broken_one_says_what_is_wrong_and_with_which_package(installed: Path,
     with pytest.raises(InputError, match="night-policies") as caught:
         make(name)
     assert why in str(caught.value)
-    assert caught.value.field == "policy"
+    assert caught.value.field == "name"
 
 
 def test_its_own_errors_about_parameters_pass_through(installed: Path) -> None:
     with pytest.raises(InputError) as caught:
         make("multiples", evry=1)
-    assert caught.value.field == "policy_params.evry"
+    assert caught.value.field == "params.evry"
 
 
 def test_a_broken_one_leaves_the_controller_with_the_policy_that_it_had(installed: Path, tmp_path: Path) -> None:

@@ -164,13 +164,13 @@ def test_without_a_budget_every_round_draws_its_own_h() -> None:
 @pytest.mark.parametrize(
     ("name", "params", "field", "remedy"),
     [
-        ("magic", {}, "policy", "random_deferral"),
-        ("wa_diloco", {"w_lost": 1}, "policy_params.w_lost", "w_loss"),
-        ("no_sync", {"h": 1}, "policy_params.h", "takes: none"),
-        ("fixed_h", {"h": 5}, "policy_params.h", "from min_h to max_h"),
-        ("fixed_h", {"h": 50.5}, "policy_params.h", "takes: h"),
-        ("pressure_gate", {"threshold": 0}, "policy_params.threshold", "takes: threshold"),
-        ("wa_diloco", {"tokens_scale": 0}, "policy_params.tokens_scale", "tokens_scale"),
+        ("magic", {}, "name", "random_deferral"),
+        ("wa_diloco", {"w_lost": 1}, "params.w_lost", "w_loss"),
+        ("no_sync", {"h": 1}, "params.h", "takes: none"),
+        ("fixed_h", {"h": 5}, "params.h", "from min_h to max_h"),
+        ("fixed_h", {"h": 50.5}, "params.h", "takes: h"),
+        ("pressure_gate", {"threshold": 0}, "params.threshold", "takes: threshold"),
+        ("wa_diloco", {"tokens_scale": 0}, "params.tokens_scale", "tokens_scale"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_remedy(

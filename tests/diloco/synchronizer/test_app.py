@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,14 @@ def soon() -> float:
 
 def manifest(*tensors: tuple[str, tuple[int, ...]], dtype: str = "float32") -> Manifest:
     return Manifest(tensors=tuple(TensorSpec(name=name, shape=shape, dtype=dtype) for name, shape in tensors))
+
+
+def endless_offer() -> bytes:
+    """Of a tensor whose size has as many digits as Python reads; times four bytes it has more."""
+    told = MANIFEST.model_dump_json().replace(f"[{SIZE}]", f"[{'9' * 4300}]")
+    weight = {"dtype": "F32", "shape": [SIZE], "data_offsets": [0, NUM_BYTES]}
+    text = json.dumps({"__metadata__": {"manifest": told}, "weight": weight}).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(NUM_BYTES)
 
 
 class Raw:
@@ -253,6 +262,29 @@ def test_a_pull_stays_with_its_version_while_the_next_is_published(start: Callab
     verify_digest(body(1), first.headers["Repr-Digest"], field="Repr-Digest")
 
 
+def test_a_whole_download_ends_with_the_version_that_it_began_with(
+    serve: Serve, connect: Connect, tmp_path: Path
+) -> None:
+    num_values = 8 << 20  # more than the buffers of a connection hold
+    model = Manifest(tensors=(TensorSpec(name="weight", shape=(num_values,), dtype="float32"),))
+    first = torch.randn(num_values, generator=torch.Generator().manual_seed(0))
+    url = serve(tmp_path, max_contribution_bytes=4 * num_values, outer_lr=1.0, outer_momentum=0.0)
+    client = connect(url)
+    client.init(model, first, deadline_s=soon())
+    raw = Raw(url)
+    with raw.http.stream("GET", "/v1/fragments/0") as answer:
+        pieces = answer.iter_raw()
+        got = [next(pieces)]
+        for path in tmp_path.glob("generation-*"):  # as when newer ones have come
+            path.unlink()
+        got += pieces
+        assert answer.headers[VERSION_HEADER] == "0"
+    assert b"".join(got) == bytes(wire_bytes(first))
+    gone = raw.http.get("/v1/fragments/0")
+    raw.http.close()
+    assert (gone.status_code, gone.json()["field"]) == (409, "version")
+
+
 @pytest.mark.parametrize("requested", ["bytes=256-", "bytes=9-1", "lines=0-1"])
 def test_a_range_outside_the_parameters_is_refused(start: Callable[..., Raw], requested: str) -> None:
     answer = start().http.get("/v1/fragments/0", headers={"Range": requested})
@@ -280,6 +312,7 @@ def test_another_fragment_does_not_exist(start: Callable[..., Raw]) -> None:
         (offer_header(manifest(("a", (SIZE,)), ("a", (SIZE,)))) + bytes(NUM_BYTES), "manifest.tensors.1.name"),
         (offer_header(manifest(("", (SIZE,)))) + bytes(NUM_BYTES), "manifest.tensors.0.name"),
         (offer_header(manifest(("a", (-1, -SIZE)))) + bytes(NUM_BYTES), "manifest.tensors.0.shape"),
+        (endless_offer(), "manifest.tensors.0.shape"),
         (offer_header(manifest(("a", (1,) * 99))) + bytes(4), "manifest.tensors.0.shape"),
         (offer_header(manifest(("a", (SIZE,)), dtype="int3")) + bytes(NUM_BYTES), "manifest.tensors.0.dtype"),
     ],

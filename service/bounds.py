@@ -1,0 +1,113 @@
+"""HTTP connections whose every wait for a client ends: uvicorn itself waits for half a request, and for a client that
+does not read, as long as the connection lasts.
+
+    request line and headers   HEAD_DEADLINE_S after the connection, or the first byte of a later request
+    body                       `service.app.BodyUntilExit`
+    answer                     STALLED_S without a byte taken by the client
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+logger = logging.getLogger(__name__)
+
+HEAD_DEADLINE_S = 20.0
+STALLED_S = 30.0
+
+
+class Bounds(asyncio.Protocol):
+    """Mixed in before one of uvicorn's protocols; an overdue connection is dropped, and what answers it is cancelled
+    as for a client that went away."""
+
+    transport: asyncio.Transport
+    cycle: Any
+    """The request that is being answered, or was last; None before the first."""
+    _head_timer: asyncio.TimerHandle | None = None
+    _stall_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._watch_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._has_request:
+            self._end_head_timer()
+        else:
+            self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_head_timer()
+        self._end_stall_timer()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_writes()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._end_stall_timer()
+
+    @property
+    def _has_request(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _watch_head(self) -> None:
+        if self._head_timer is None and not self.transport.is_closing():
+            self._head_timer = asyncio.get_running_loop().call_later(HEAD_DEADLINE_S, self._head_overdue)
+
+    def _head_overdue(self) -> None:
+        self._head_timer = None
+        if not self._has_request:
+            self._drop("no whole request within %g s", HEAD_DEADLINE_S)
+
+    def _watch_writes(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        if self._stall_timer is None:
+            self._stall_timer = asyncio.get_running_loop().call_later(STALLED_S, self._writes_overdue, left)
+
+    def _writes_overdue(self, before: int) -> None:
+        self._stall_timer = None
+        if self.transport.get_write_buffer_size() < before:
+            self._watch_writes()  # slow, but it reads
+        else:
+            self._drop("no byte of the answer taken within %g s", STALLED_S)
+
+    def _drop(self, why: str, *values: object) -> None:
+        logger.info(f"connection dropped: {why}", *values)
+        self.transport.abort()
+
+    def _end_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _end_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+
+class BoundedH11(Bounds, H11Protocol):
+    """HTTP in Python."""
+
+
+def bounded_protocol(*, many_clients: bool) -> type[asyncio.Protocol]:
+    """The quicker one for many clients, where it is installed."""
+    if many_clients:
+        try:
+            from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+        except ImportError:
+            return BoundedH11
+
+        class BoundedHttpTools(Bounds, HttpToolsProtocol):
+            """HTTP in C."""
+
+        return BoundedHttpTools
+    return BoundedH11
