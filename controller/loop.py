@@ -202,6 +202,6 @@ class Loop:
         if not dry_run:
             state.set_paused(paused)
             kind = DirectiveKind.PAUSE if paused else DirectiveKind.RESUME
-            for island in state.registry.islands:
-                state.mailboxes.write(island.agent_id, kind, epoch=state.registry.epoch, t_s=self._controller.clock())
+            names = [island.agent_id for island in state.registry.islands]
+            state.mailboxes.write_all(names, kind, epoch=state.registry.epoch, t_s=self._controller.clock())
         return "training pauses, no syncs" if paused else "training and syncs go on"
