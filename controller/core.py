@@ -420,7 +420,7 @@ class Controller:
         if not self.has_state:
             return None
         now_s = self.clock()
-        view = build_view(self.state, now_s)
+        view = build_view(self.state, now_s, with_costs=False)
         known, unknown = self.state.samples.num_known(now_s)
         active = [agent for agent in self.state.registry.agents if agent.membership is Membership.ACTIVE]
         ready = any(island.ready for island in view.islands)

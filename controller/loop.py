@@ -106,13 +106,21 @@ class Loop:
 
     async def follow_costs(self) -> None:
         """Learn what syncs cost beside the islands that the next tick asks, a few at a time until it comes."""
-        if not self._controller.leadership.leads or (mode := self._islands_mode) is None:
+        if not self._controller.leadership.leads:
             return
+        try:
+            if (mode := self._islands_mode) is not None:
+                await self._follow_costs(mode, period_s=self._state.settings.tick_s)
+        except Exception:
+            self._metrics.tick_failures.inc()
+            logger.exception("costs cannot be followed")
+
+    async def _follow_costs(self, mode: IslandsMode, *, period_s: float) -> None:
         parts = mode.next_asked()
         for part in parts:
             await self._controller.right_of_way.give()
             mode.follow_costs(part, self._controller.clock())
-            await asyncio.sleep(min(0.8 * self._state.settings.tick_s / len(parts), LONGEST_PAUSE_S))
+            await asyncio.sleep(min(0.8 * period_s / len(parts), LONGEST_PAUSE_S))
 
     async def refresh_headroom(self) -> None:
         """Compute anew what timing is worth, if this controller leads."""
