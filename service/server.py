@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import importlib.util
 import logging
 import signal
 import socket
 import ssl
 from types import FrameType
-from typing import Literal
 
 import uvicorn
 from fastapi import FastAPI
@@ -38,7 +36,7 @@ def serve(app: FastAPI, settings: ServiceSettings, *, many_clients: bool = False
     config = uvicorn.Config(
         app,
         workers=1,
-        http=_http_of_many() if many_clients else "h11",
+        http="auto" if many_clients else "h11",
         loop="auto" if many_clients else "asyncio",
         log_config=None,
         access_log=False,
@@ -56,15 +54,6 @@ def serve(app: FastAPI, settings: ServiceSettings, *, many_clients: bool = False
         signal.signal(number, lambda *_: server.stop_soon())
     with listener:
         server.run(sockets=[listener])
-
-
-def _http_of_many() -> type[asyncio.Protocol] | Literal["h11"]:
-    if importlib.util.find_spec("httptools") is None:
-        return "h11"
-    # Only here: it needs httptools.
-    from service.one_write import JoiningProtocol
-
-    return JoiningProtocol
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -43,7 +43,8 @@ def test_a_heap_that_is_spared_is_collected_when_due(monkeypatch: pytest.MonkeyP
 def test_many_new_containers_do_not_wait_for_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("controller.heap.MOST_NEW", 1000)
     spare_heap()
-    collections, kept, garbage = Collections(), [[] for _ in range(2000)], lost()
+    collections, garbage = Collections(), lost()
+    kept: list[list[int]] = [[] for _ in range(2000)]
     collections.collect_if_due()
     assert len(kept) == 2000
     assert garbage() is None
