@@ -43,7 +43,7 @@ SAMPLES_BODY = {
         "content": {"application/json": {"schema": SampleBatch.model_json_schema(), "examples": examples.SAMPLES}},
     }
 }
-"""Ten thousand samples per second are read by `read_batch` in one go, and FastAPI does not see them."""
+"""Ten thousand samples per second are parsed by `read_batch`, and FastAPI does not see them."""
 
 AgentId = Annotated[str, Path(min_length=1, max_length=128)]
 Instance = Annotated[str, Query(min_length=1, max_length=64, description="The process that asks.")]

@@ -26,6 +26,7 @@ from controller.nonsense import check_heartbeat
 from controller.orders import write_sync
 from controller.policy.base import Binding, summarize
 from controller.records import AgentRecord, Membership
+from controller.right_of_way import RightOfWay
 from controller.rounds import outcome_of
 from controller.samples import SampleOutcome, Verdict
 from controller.schema import (
@@ -55,8 +56,8 @@ from sidecar.schema import LoadSample
 
 logger = logging.getLogger(__name__)
 
-SAMPLES_AT_ONCE = 100
-"""Some four milliseconds: to check one and pass it on takes about forty microseconds."""
+SAMPLES_AT_ONCE = 50
+"""Some two milliseconds: to read one, check it and pass it on takes about forty microseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,7 @@ class Controller:
         self._tenure: Tenure | None = None
         self.enter(self.prepare(state) if state is not None else None)
         self.handover = Handover(self)
+        self.right_of_way = RightOfWay()
         self._ingesting = asyncio.Lock()
 
     def prepare(self, state: FleetState) -> Tenure:
@@ -153,7 +155,8 @@ class Controller:
     async def ingest(self, body: bytes) -> SampleReceipt:
         """Judge each sample of a batch alone; returns once the good ones are on disk, if it can be written.
 
-        One batch at a time, and a few milliseconds of it: a tick or a long poll waits for no more than that.
+        One batch at a time, and a few milliseconds of it: a tick or a long poll waits for no more than that, and a tick
+        that has begun for none of it.
 
         Raises:
             InputError: the body is no batch.
@@ -161,6 +164,7 @@ class Controller:
         rejected: list[RejectedSample] = []
         outcomes: Counter[SampleOutcome] = Counter()
         async with self._ingesting:
+            await self.right_of_way.give()
             samples = read_batch(body)
             accepted: list[LoadSample] = []
             correction_s = correction_of(self.clock)
@@ -168,7 +172,7 @@ class Controller:
                 if index % SAMPLES_AT_ONCE == 0:
                     self.lab.observe(accepted)  # before anybody else can commit the samples themselves
                     accepted.clear()
-                    await asyncio.sleep(0)
+                    await self.right_of_way.give()
                 verdict = self._judge(raw, correction_s)
                 outcomes[verdict.outcome] += 1
                 if verdict.outcome is not SampleOutcome.ACCEPTED:
@@ -421,7 +425,7 @@ class Controller:
         if not self.has_state:
             return None
         now_s = self.clock()
-        view = build_view(self.state, now_s)
+        view = build_view(self.state, now_s, with_costs=False)
         known, unknown = self.state.samples.num_known(now_s)
         active = [agent for agent in self.state.registry.agents if agent.membership is Membership.ACTIVE]
         ready = any(island.ready for island in view.islands)

@@ -11,6 +11,7 @@ another 65 kB (`controller.cost_track`). Both are dropped when nobody has asked 
 from __future__ import annotations
 
 import math
+import sys
 from array import array
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -43,6 +44,8 @@ class ServerCosts:
         self._covered = array("f", [0.0]) * HISTORY_S
         self._newest = -1
         """Newest second of the grid that was touched."""
+        self.known_since = sys.maxsize
+        """Nothing is known of any second before this one."""
 
     def add(self, sample: LoadSample) -> None:
         self.num_samples += 1
@@ -52,6 +55,7 @@ class ServerCosts:
         if sample.sync_cost_per_s is None or sample.interval_s is None:
             return
         start_s = max(sample.t_s - sample.interval_s, sample.t_s - HISTORY_S + 1)
+        self.known_since = min(self.known_since, int(start_s))
         for second in range(int(start_s), math.ceil(sample.t_s)):
             overlap_s = min(sample.t_s, second + 1.0) - max(start_s, float(second))
             if overlap_s > 0:
@@ -92,6 +96,8 @@ class ServerCosts:
                 self._costs[index], self._covered[index] = past._costs[index], past._covered[index]
 
     def _move_to(self, second: int) -> None:
+        if self._newest < 0:
+            self._newest = second  # the ring is still empty
         for passed in range(max(self._newest + 1, second - HISTORY_S + 1), second + 1):
             index = passed % HISTORY_S
             self._costs[index] = self._covered[index] = 0.0
@@ -183,7 +189,11 @@ class CostBook:
         told_until = min(server.told_until for server in servers)
         until = max(min(told_until, math.floor(now_s + 0.5)), math.floor(now_s - self._stale_after_s))
         first = max(until - HISTORY_S + 1, 0)
-        begin = first if group.next_second is None else max(group.next_second, first)
+        if group.next_second is None:
+            # To a track that has seen nothing a gap is nothing: half an hour of them would hold up a tick.
+            begin = max(first, min(until, max(server.known_since for server in servers)))
+        else:
+            begin = max(group.next_second, first)
         for second in range(begin, until):
             cost_per_s = total([server.cost_per_s(second) for server in servers])
             if cost_per_s is None:

@@ -35,17 +35,22 @@ class Mailboxes:
         self.seq = seq
         self._announced = seq
 
-    def write(self, agent_id: str, kind: DirectiveKind, **fields: object) -> Directive:
-        """Number a directive and put it into the journal's queue."""
-        self.seq += 1
-        directive = Directive.model_validate({"seq": self.seq, "kind": kind, **fields})
-        old = self._boxes[agent_id].directives if agent_id in self._boxes else ()
-        box = Box(agent_id=agent_id, directives=(*old, directive)[-KEPT_PER_AGENT:])
-        self._boxes[agent_id] = box
-        self._unannounced.append((self.seq, agent_id))
-        self._store.put("directives", agent_id, box)
+    def write(self, agent_id: str, kind: DirectiveKind, *, t_s: float, **fields: object) -> None:
+        """As `write_all`, to one."""
+        self.write_all([agent_id], kind, t_s=t_s, **fields)
+
+    def write_all(self, agent_ids: Iterable[str], kind: DirectiveKind, *, t_s: float, **fields: object) -> None:
+        """Number a directive to each of these agents and put it into the journal's queue."""
+        told = Directive.model_validate({"seq": self.seq, "kind": kind, "t_s": t_s, **fields})
+        for agent_id in agent_ids:
+            self.seq += 1
+            # What is over is handed out no more, and would be written to disk again with each that follows.
+            old = [directive for directive in self._directives_of(agent_id) if not _is_over(directive, t_s)]
+            kept = (*old, told.model_copy(update={"seq": self.seq}))[-KEPT_PER_AGENT:]
+            self._boxes[agent_id] = Box(agent_id=agent_id, directives=kept)
+            self._unannounced.append((self.seq, agent_id))
+            self._store.put("directives", agent_id, self._boxes[agent_id])
         self._store.put("meta", "directive_seq", str(self.seq))
-        return directive
 
     def announce(self, seq: int) -> None:
         """Hand out everything up to ``seq``."""
@@ -69,13 +74,15 @@ class Mailboxes:
 
     def read(self, agent_id: str, *, after: int, now_s: float) -> list[Directive]:
         """Announced directives after a number, without syncs whose deadline has passed."""
-        box = self._boxes.get(agent_id)
         return [
             directive
-            for directive in (box.directives if box is not None else ())
-            if after < directive.seq <= self._announced
-            and (directive.deadline_s is None or now_s < directive.deadline_s)
+            for directive in self._directives_of(agent_id)
+            if after < directive.seq <= self._announced and not _is_over(directive, now_s)
         ]
+
+    def _directives_of(self, agent_id: str) -> tuple[Directive, ...]:
+        box = self._boxes.get(agent_id)
+        return box.directives if box is not None else ()
 
     async def wait_for_news(self, agent_id: str, *, after: int, wait_s: float, clock: Clock) -> None:
         """Return when there is a directive to `read` after ``after``, at the latest after ``wait_s`` seconds.
@@ -92,7 +99,8 @@ class Mailboxes:
                 return
             event = self._news.setdefault(agent_id, asyncio.Event())
             try:
-                await asyncio.wait_for(event.wait(), left_s)
+                async with asyncio.timeout(left_s):  # no task, as `wait_for` has it, for each of a thousand polls
+                    await event.wait()
             except TimeoutError:
                 return
 
@@ -109,3 +117,7 @@ class Mailboxes:
         news, self._news = self._news, {}
         for event in news.values():
             event.set()
+
+
+def _is_over(directive: Directive, now_s: float) -> bool:
+    return directive.deadline_s is not None and now_s >= directive.deadline_s

@@ -49,7 +49,8 @@ class HeadroomMonitor:
     async def report(self, now_s: float, *, window_s: int) -> Headroom:
         """One at a time: whoever asks more often only waits longer."""
         async with self._turn:
-            servers, until_s = sorted(bound_names(build_view(self._state, now_s))), math.floor(now_s)
+            servers = sorted(bound_names(build_view(self._state, now_s, with_costs=False)))
+            until_s = math.floor(now_s)
             window = self._gather()
             return await asyncio.to_thread(self._assess, servers, window, until_s - window_s, until_s)
 

@@ -1,42 +1,27 @@
 """From the body of ``POST /v1/samples`` to samples that are still to be judged.
 
-A batch whose samples all have the form of one is read in one go, which is cheaper. Of any other, and of one so large
-that others would wait for it, the body is only parsed here, and forms are checked sample by sample
-(`controller.samples`): a bad one costs nobody else.
+The body is only parsed here, and forms are checked sample by sample (`controller.samples`): a bad one costs nobody
+else, and nobody waits for a whole batch.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Sequence
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 from pydantic_core import from_json
 
-from controller.schema import MAX_BATCH_SAMPLES, SampleBatch
+from controller.schema import SampleBatch
 from service.errors import InputError
-from service.wire import Wire
-from sidecar.schema import LoadSample
-
-MAX_AT_ONCE_BYTES = 2 << 20
-
-
-class _GoodBatch(Wire):
-    """`SampleBatch` without a bad sample."""
-
-    samples: list[LoadSample] = Field(max_length=MAX_BATCH_SAMPLES)
 
 
 def read_batch(body: bytes) -> Sequence[object]:
-    """The samples of a batch: `LoadSample` objects, or all as they came (where one is none, or they are many).
+    """The samples of a batch as they came.
 
     Raises:
         InputError: it is no batch.
     """
-    if len(body) <= MAX_AT_ONCE_BYTES:
-        with contextlib.suppress(ValidationError):
-            return _GoodBatch.model_validate_json(body).samples
     try:
         return SampleBatch.model_validate(_parse(body)).samples
     except ValidationError as exc:

@@ -3,15 +3,17 @@
 A tick has to stay short with a thousand islands, so what repeats costs nothing: an island that stays under ``min_h``,
 or that is in the open round, is not asked again, and that it waits is journalled when the reason changes or every
 ``decision_journal_s``. Of more than `MAX_ASKED_PER_TICK` islands every second, third, ... has its turn at a tick: a
-thousand are asked every other second. At most `MAX_TOLD_PER_TICK` are told to come at once; the others follow.
+thousand are asked every other second. What a sync costs beside those that are asked next is learned between two ticks,
+and only what is missing then within one. At most `MAX_TOLD_PER_TICK` are told to come at once; the others follow.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from controller.islands import (
     RoundToJoin,
@@ -25,13 +27,17 @@ from controller.orders import islands_of, journal_decision, open_round, write_sy
 from controller.policy.base import Binding, Decision, FleetView, IslandView, ServerView
 from controller.policy.cost_view import CostView
 from controller.policy.rule import fall_back
+from controller.records import AgentRecord
 from controller.schema import Action, DecisionRecord, Reason
 from controller.state import FleetState
 
 MAX_ASKED_PER_TICK = 250
-"""Beside each decision, what a sync costs there is followed for every second since it was asked last."""
+FOLLOWED_AT_ONCE = 25
+"""Some two milliseconds: each has a second or two of costs to learn from."""
 MAX_TOLD_PER_TICK = 100
 """Each directive is numbered, journalled and handed out."""
+
+T = TypeVar("T")
 
 Decide = Callable[[FleetView, float], Decision]
 
@@ -99,24 +105,35 @@ class IslandsMode:
         self._tell(coming, fleet, now_s)
         return len(called)
 
-    def _next_share(self, islands: tuple[IslandView, ...]) -> tuple[IslandView, ...]:
-        """The islands whose turn it is: all of them, while they are few."""
-        num_turns = math.ceil(len(islands) / MAX_ASKED_PER_TICK)
+    def next_asked(self) -> list[list[AgentRecord]]:
+        """The islands of the next tick's share, some at a time."""
+        islands = _share(self._state.registry.islands, self._turn + 1)
+        return [list(islands[at : at + FOLLOWED_AT_ONCE]) for at in range(0, len(islands), FOLLOWED_AT_ONCE)]
+
+    def follow_costs(self, islands: Sequence[AgentRecord], now_s: float) -> None:
+        """Learn what syncs beside these would have cost until now."""
+        places = [(island.node, island.server_id) for island in islands]
+        binding = Binding(self._state.samples.views_beside(places, now_s))
+        sync_s = self._state.rounds.expected_sync_s()
+        for place in places:
+            names = tuple(server.server_id for server in binding.of(*place))
+            if names:
+                self._state.costs.view(names, now_s=now_s, sync_s=sync_s)
+
+    def _next_share(self, islands: tuple[IslandView, ...]) -> Sequence[IslandView]:
         self._turn += 1
-        return islands[self._turn % num_turns :: num_turns]
+        return _share(islands, self._turn)
 
     def _decide_island(self, island: IslandView, tick: _Tick, *, num_coming: int) -> Decision | Reason:
         """The decision; a bare reason to wait where nobody need be asked, and the journal has it already."""
         noted, joins, now_s = self._noted.get(island.slot), tick.joins, tick.now_s
         if num_coming >= MAX_TOLD_PER_TICK:
-            tick.follow_costs_of(island)
             return Reason.SYNC_IN_FLIGHT
         if joins is None:
             waits = Reason.BELOW_MIN_H if tick.is_calm and island.inner_steps_since_sync < tick.fleet.min_h else None
         else:
             waits = None if joins.is_open_to(island.slot) else Reason.SYNC_IN_FLIGHT
         if waits is not None and noted is not None and noted.reason is waits and not self._is_stale(noted, now_s):
-            tick.follow_costs_of(island)
             return waits
         if joins is None:
             return self._decide(tick.view_to_open(island), now_s)
@@ -171,6 +188,12 @@ class IslandsMode:
             write_sync(self._state, [island], entry, reason=by_slot[island.slot].reason, now_s=now_s)
 
 
+def _share(islands: Sequence[T], turn: int) -> Sequence[T]:
+    """The islands whose turn it is: all of them, while they are few."""
+    num_turns = max(1, math.ceil(len(islands) / MAX_ASKED_PER_TICK))
+    return islands[turn % num_turns :: num_turns]
+
+
 class _Tick:
     """What the decisions of one tick share."""
 
@@ -223,10 +246,6 @@ class _Tick:
         servers, last_sync_s = self._servers_of(island), self._last_sync_s.get(island.slot)
         costs = self.follow_costs(servers)
         return view_to_join(self.fleet, island, servers, joins, costs=costs, last_sync_s=last_sync_s)
-
-    def follow_costs_of(self, island: IslandView) -> None:
-        """Keep them known while nobody asks: to catch up for many islands at once would hold up a tick."""
-        self.follow_costs(self._servers_of(island))
 
     def follow_costs(self, servers: tuple[ServerView, ...]) -> CostView | None:
         """What a sync beside these servers costs; None while nobody can say."""

@@ -59,6 +59,11 @@ class Lab:
             self.experiments.on_tick(now_s)
         self.headroom.follow(now_s)
 
+    @property
+    def looks_at_costs(self) -> bool:
+        """Whether `after_decision` needs to know what a sync of the whole fleet costs."""
+        return bool(self.shadows.shadows)
+
     def after_decision(self, view: FleetView, now_s: float) -> None:
         with self._counted("experiment"):
             self._paces.follow(self._state.registry.islands, paused=self._state.paused, now_s=now_s)

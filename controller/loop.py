@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Collection
 
 from controller.core import Controller
+from controller.heap import Collections
 from controller.islands_mode import IslandsMode
 from controller.orders import islands_of, journal_decision, open_round, write_sync
 from controller.policy.base import Binding, Decision, FleetView, Policy, ask, summarize
@@ -22,6 +24,7 @@ from service.repeats import Repeats
 logger = logging.getLogger(__name__)
 
 PRUNE_EVERY_S = 60.0
+LONGEST_PAUSE_S = 0.1
 
 # What an operator's own order cannot override; the rest (gap, min_h, the policy) it does.
 MANUAL_OBSTACLES = {
@@ -44,6 +47,7 @@ class Loop:
         self._pruned_s = 0.0
         self._islands: tuple[FleetState, IslandsMode] | None = None
         self._unbound: tuple[int, ...] = ()
+        self._collections = Collections()
 
     @property
     def _state(self) -> FleetState:
@@ -72,13 +76,15 @@ class Loop:
         await self.note_running()
         started_s = time.perf_counter()
         try:
-            await self._on_tick(self._controller.clock())
+            with self._controller.right_of_way.taken():
+                await self._on_tick(self._controller.clock())
         except UnavailableError:
             pass  # The journal counts and logs it, and readiness names it.
         except Exception as exc:  # noqa: BLE001 - counted, and told
             self._metrics.tick_failures.inc()
             self._repeats.error("tick failed", exc)
         self._metrics.tick_seconds.observe(time.perf_counter() - started_s)
+        self._collections.collect_if_due()
 
     async def _on_tick(self, now_s: float) -> None:
         for agent in self._state.registry.expire(now_s):
@@ -89,8 +95,9 @@ class Loop:
         self._controller.note_recoveries(now_s)
         self._controller.close_rounds(now_s)
         self._controller.lab.before_decision(now_s)
-        view = build_view(self._state, now_s)
-        if (islands := self._islands_mode) is not None:
+        islands = self._islands_mode
+        view = build_view(self._state, now_s, with_costs=islands is None or self._controller.lab.looks_at_costs)
+        if islands is not None:
             islands.on_tick(view, now_s)
         else:
             self._enact(self._decide(self._state.policy, view, now_s), view, now_s)
@@ -113,6 +120,24 @@ class Loop:
         if stood_s and self._controller.leadership.leads:
             logger.warning("stood still, leases are longer for it stood_s=%.1f", stood_s)
             self._state.registry.excuse(stood_s, now_s=self._controller.clock())
+
+    async def follow_costs(self) -> None:
+        """Learn what syncs cost beside the islands that the next tick asks, a few at a time until it comes."""
+        if not self._controller.leadership.leads:
+            return
+        try:
+            if (mode := self._islands_mode) is not None:
+                await self._follow_costs(mode, period_s=self._state.settings.tick_s)
+        except Exception as exc:  # noqa: BLE001 - counted, and told
+            self._metrics.tick_failures.inc()
+            self._repeats.error("costs cannot be followed", exc)
+
+    async def _follow_costs(self, mode: IslandsMode, *, period_s: float) -> None:
+        parts = mode.next_asked()
+        for part in parts:
+            await self._controller.right_of_way.give()
+            mode.follow_costs(part, self._controller.clock())
+            await asyncio.sleep(min(0.8 * period_s / len(parts), LONGEST_PAUSE_S))
 
     async def refresh_headroom(self) -> None:
         """Compute anew what timing is worth, if this controller leads."""
@@ -202,6 +227,6 @@ class Loop:
         if not dry_run:
             state.set_paused(paused)
             kind = DirectiveKind.PAUSE if paused else DirectiveKind.RESUME
-            for island in state.registry.islands:
-                state.mailboxes.write(island.agent_id, kind, epoch=state.registry.epoch, t_s=self._controller.clock())
+            names = [island.agent_id for island in state.registry.islands]
+            state.mailboxes.write_all(names, kind, epoch=state.registry.epoch, t_s=self._controller.clock())
         return "training pauses, no syncs" if paused else "training and syncs go on"

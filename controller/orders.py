@@ -79,21 +79,20 @@ def write_sync(
     began_s = entry.directed_s if entry.directed_s is not None else now_s
     num_expected = len(entry.expected)
     fragments = fragments_due(entry.round, state.settings.num_fragments)
-    for island in islands:
-        state.mailboxes.write(
-            island.agent_id,
-            DirectiveKind.SYNC,
-            epoch=state.registry.epoch,
-            t_s=now_s,
-            round=entry.round,
-            quorum=num_expected if entry.quorum is None else entry.quorum,
-            expected=num_expected,
-            fragments=fragments,
-            deadline_s=began_s + times.sync_timeout_s,
-            close_by_s=began_s + times.close_s,
-            overlap=state.settings.mode is Mode.PER_ISLAND,
-            reason=reason,
-        )
+    state.mailboxes.write_all(
+        [island.agent_id for island in islands],
+        DirectiveKind.SYNC,
+        epoch=state.registry.epoch,
+        t_s=now_s,
+        round=entry.round,
+        quorum=num_expected if entry.quorum is None else entry.quorum,
+        expected=num_expected,
+        fragments=fragments,
+        deadline_s=began_s + times.sync_timeout_s,
+        close_by_s=began_s + times.close_s,
+        overlap=state.settings.mode is Mode.PER_ISLAND,
+        reason=reason,
+    )
 
 
 def islands_of(state: FleetState, slots: Collection[int]) -> list[AgentRecord]:

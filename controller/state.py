@@ -14,6 +14,7 @@ from controller.budget import check_budget, new_period, with_sync_spent, with_sy
 from controller.config import ControllerSettings
 from controller.costs import CostBook
 from controller.directives import Box, Mailboxes
+from controller.island_views import IslandViews
 from controller.journal import Journal
 from controller.journal_reader import unreadable_row
 from controller.journal_tables import recovery_row
@@ -73,6 +74,7 @@ class FleetState:
             (one for one in reader.values("servers", LoadSample) if one.t_s <= now_s + FUTURE_TOLERANCE_S),
             stale_after_s=settings.stale_after_s,
         )
+        self.island_views = IslandViews()
         self.sample_log = SampleLog(settings.journal_samples_every_s)
         self.costs = CostBook(stale_after_s=settings.stale_after_s)
         self.rounds = RoundBook(

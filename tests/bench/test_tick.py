@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from controller.config import ControllerSettings
-from controller.main import spare_heap
+from controller.heap import spare_heap
 from controller.schema import Mode
 from tests.controller.helpers import EPOCH_0, Client, ManualClock, make_settings, progress, running, sample
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.costs import FORGET_AFTER_S, HISTORY_S, CostBook, ServerCosts
+from controller.costs import FORGET_AFTER_S, HISTORY_S, CostBook, ServerCosts, _Group
 from sidecar.schema import LoadSample
 
 T0 = 1_700_000_000.0
@@ -180,3 +180,18 @@ def test_forecasts_with_other_start_times_do_not_add_up() -> None:
     assert view is not None
     assert view.ahead_per_s == ()
     assert view.foreseen_per_s(2.0) is None
+
+
+@pytest.mark.parametrize("heard_s", [1.0, 40.0, HISTORY_S + 60.0])
+def test_what_nobody_told_of_before_the_first_question_can_be_skipped(heard_s: float) -> None:
+    skips, looks = book("a", "b"), book("a", "b")
+    looks._groups["a", "b"] = _Group(next_second=0)
+    for number in range(200):
+        now_s = T0 + heard_s + number
+        for costs in (skips, looks):
+            costs.offer(sample(now_s, float(number % 7), interval_s=30.0 if number == 100 else 1.0))
+            if number > 2:
+                costs.offer(sample(now_s, 1.0 + number % 3, "b"))
+    found = [costs.view(("a", "b"), now_s=now_s, sync_s=2.0) for costs in (skips, looks)]
+    assert found[0] is not None
+    assert found[0] == found[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from controller.directives import Mailboxes
+from controller.directives import Box, Mailboxes
 from controller.schema import DirectiveKind
 from tests.controller.helpers import ManualClock, MemoryStore
 
@@ -74,3 +74,15 @@ def test_a_directive_whose_deadline_has_passed_wakes_nobody() -> None:
         assert [directive.kind for directive in boxes.read("a0", after=0, now_s=clock())] == [DirectiveKind.STOP]
 
     asyncio.run(main())
+
+
+def test_directives_that_are_over_are_not_written_to_disk_again() -> None:
+    store, clock = MemoryStore(), ManualClock()
+    boxes = Mailboxes(store, [], seq=0)
+    for round_ in range(3):
+        sync = {"epoch": 1, "round": round_, "deadline_s": clock() + 3}
+        boxes.write_all(["a0", "a1"], DirectiveKind.SYNC, t_s=clock(), **sync)
+        clock.advance(2)
+    boxes.write("a1", DirectiveKind.STOP, epoch=1, t_s=clock())
+    kept = {key: [one.seq for one in box.directives] for (_, key), box in store.rows.items() if isinstance(box, Box)}
+    assert kept == {"a0": [3, 5], "a1": [6, 7]}

@@ -1,0 +1,39 @@
+"""When the garbage collector looks through the heap: never by itself, and every ten minutes right after a tick.
+
+Samples of a large fleet are a quarter of a million containers, replaced every second and none of them in a cycle.
+Whenever the collector counted enough of them it looked through all, in the middle of whatever went on: a tenth of a
+second and more, every few seconds. Requests, ticks and samples end without it; what it finds are broken connections.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+
+COLLECT_EVERY_S = 600.0
+MOST_NEW = 2_000_000
+"""Containers more than at the last collection, some 300 MB, before it is due earlier: ten thousand servers have a
+quarter of a million, and broken connections by the thousand must not add up for ten minutes."""
+
+
+def spare_heap() -> None:
+    """Let the collector rest, and leave out for good what lives as long as the process."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(0)
+
+
+class Collections:
+    """Those that a process makes whose collector rests."""
+
+    def __init__(self) -> None:
+        self._last_s = time.monotonic()
+
+    def collect_if_due(self) -> None:
+        """At a quiet moment: of ten thousand servers it takes a quarter of a second."""
+        if gc.get_threshold()[0] != 0:
+            return
+        now_s = time.monotonic()
+        if now_s - self._last_s >= COLLECT_EVERY_S or gc.get_count()[0] >= MOST_NEW:
+            self._last_s = now_s
+            gc.collect()

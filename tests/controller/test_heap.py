@@ -1,0 +1,58 @@
+"""The collector works when it is due, and only where it rests otherwise."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from controller.heap import Collections, spare_heap
+
+
+class Loop:
+    """What only the collector frees."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+@pytest.fixture(autouse=True)
+def collector() -> Iterator[None]:
+    thresholds = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+
+
+def lost() -> weakref.ref[Loop]:
+    return weakref.ref(Loop())
+
+
+def test_a_heap_that_is_spared_is_collected_when_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    spare_heap()
+    collections, garbage = Collections(), lost()
+    collections.collect_if_due()
+    assert garbage() is not None
+    monkeypatch.setattr("controller.heap.COLLECT_EVERY_S", 0.0)
+    collections.collect_if_due()
+    assert garbage() is None
+
+
+def test_many_new_containers_do_not_wait_for_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.heap.MOST_NEW", 1000)
+    spare_heap()
+    collections, garbage = Collections(), lost()
+    kept: list[list[int]] = [[] for _ in range(2000)]
+    collections.collect_if_due()
+    assert len(kept) == 2000
+    assert garbage() is None
+
+
+def test_a_collector_that_works_by_itself_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.heap.COLLECT_EVERY_S", 0.0)
+    gc.set_threshold(1_000_000)
+    garbage = lost()
+    Collections().collect_if_due()
+    assert garbage() is not None
