@@ -103,7 +103,7 @@ class SynchronizerProcess:
         return self._finish()
 
     def _finish(self) -> int:
-        code = self._process.wait(15)
+        code = self._process.wait(30)
         self._reader.join(5)
         assert self._process.stderr is not None
         self._process.stderr.close()

@@ -474,7 +474,8 @@ def closed(raw: Raw) -> Iterator[Raw]:
 def test_a_straggler_is_waited_for_as_long_as_it_was_late_before_also_after_a_restart(
     serve: Serve, connect: Connect, tmp_path: Path
 ) -> None:
-    settings: dict[str, Any] = {"quorum": 1, "grace_min_s": 0.01, "grace_max_s": 30.0}
+    # The least is for the second island of this test, which a busy machine may keep from coming at once.
+    settings: dict[str, Any] = {"quorum": 1, "grace_min_s": 5.0, "grace_max_s": 30.0}
     graces = []
     for number in range(2):
         with served(SynchronizerSettings(port=0, directory=tmp_path, **settings)) as url, closed(Raw(url)) as raw:
@@ -487,7 +488,7 @@ def test_a_straggler_is_waited_for_as_long_as_it_was_late_before_also_after_a_re
             graces.append(raw.metric("wadiloco_synchronizer_grace_seconds"))
     with served(SynchronizerSettings(port=0, directory=tmp_path, **settings)) as url, closed(Raw(url)) as raw:
         graces.append(raw.metric("wadiloco_synchronizer_grace_seconds"))
-    assert all(grace is not None and 0.01 <= grace < 30.0 for grace in graces)
+    assert all(grace is not None and 5.0 <= grace < 30.0 for grace in graces)
     assert graces[1] == pytest.approx(graces[2], abs=0.01)
 
 

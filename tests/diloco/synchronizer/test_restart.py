@@ -142,7 +142,7 @@ UPLOAD = (
 DOWNLOAD = "GET /v1/fragments/0 HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-@pytest.mark.parametrize(("head", "stops_within_s"), [(UPLOAD, 3.0), (DOWNLOAD, 8.0)], ids=["upload", "download"])
+@pytest.mark.parametrize(("head", "stops_within_s"), [(UPLOAD, 10.0), (DOWNLOAD, 20.0)], ids=["upload", "download"])
 def test_a_stop_ends_requests_that_would_never_end_without_a_word_for_each(
     spawn: Spawn, connect: Connect, tmp_path: Path, head: str, stops_within_s: float
 ) -> None:
