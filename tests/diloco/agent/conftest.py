@@ -18,7 +18,7 @@ import pytest
 from diloco.schema import AgentStatus, Progress
 
 REPOSITORY = Path(__file__).parents[3]
-START_S = 60.0
+START_S = 100.0
 LISTENING = re.compile(r"listening service=\w+ url=(http://\S+)")
 TINY = (
     *("--num-layers", "1", "--num-heads", "2", "--width", "32", "--context", "16", "--batch-size", "4"),
