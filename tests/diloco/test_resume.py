@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from diloco import Island
+from diloco.fragment import flatten_module
 from diloco.schema import SyncOutcome
 from tests.diloco.loops import Loop, close_together, loops, train_together
 
@@ -117,3 +121,35 @@ def test_a_run_that_started_anew_does_not_take_an_old_state_for_its_own(serve: S
     assert not again.continued(saved)
     assert torch.equal(again.bits(), expected)
     again.island.close()
+
+
+@pytest.mark.skipif(find_spec("torchdata") is None, reason="torchdata is not installed (the dev extra)")
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 beside torch 2.13
+def test_a_stateful_data_loader_is_continued_at_its_batch(serve: Serve, tmp_path: Path) -> None:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def train(url: str, num_steps: int, state: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        # Within one epoch: the next one's shuffle is another after a continuation (torchdata 0.11).
+        samples = torch.randn(80, 4, generator=torch.Generator().manual_seed(1))
+        loader = StatefulDataLoader(samples, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(2))
+        with Island(model, optimizer, loader, synchronizer=url, slot=0, sync_every=3) as island:
+            if state is not None:
+                assert island.load_state_dict(state)
+            while island.num_steps < num_steps:
+                for batch in loader:
+                    model(batch).square().mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    island.step(tokens=len(batch))
+                    if island.num_steps == num_steps:
+                        break
+            return flatten_module(model), copy.deepcopy(island.state_dict())
+
+    expected, _ = train(serve(tmp_path / "a"), 16)
+    url = serve(tmp_path / "b")
+    _, state = train(url, 7)
+    continued, _ = train(url, 16, state)
+    assert torch.equal(continued, expected)
