@@ -32,13 +32,12 @@ from torch.optim import Optimizer
 from diloco.agent.rules import autonomous_command
 from diloco.codec import codec_named
 from diloco.directed import Directed
-from diloco.errors import ManifestError
 from diloco.exchange import Exchange
 from diloco.inner import LOSS_SMOOTHING
 from diloco.island import Island as Member
+from diloco.loop_syncs import LoopSyncs
 from diloco.model import count_parameters
 from diloco.options import Stateful, checked_data, checked_module, checked_options
-from diloco.overlap import LoopSyncs
 from diloco.protocol import SyncCommand
 from diloco.resume import (
     STATE_FORMAT,
@@ -52,7 +51,7 @@ from diloco.resume import (
 from diloco.schema import CodecName, FragmentState, Phase, Progress, SyncOutcome, SyncReport
 from diloco.transport import SynchronizerClient
 from service.client import client_options
-from service.errors import ConflictError, InputError, UnavailableError
+from service.errors import ConflictError, InputError
 
 logger = logging.getLogger(__name__)
 
@@ -142,8 +141,8 @@ class Island:
             self._client = SynchronizerClient(
                 httpx.Client(**client_options(options, url, timeout_s=min(REQUEST_TIMEOUT_S, options.timeout_s)))
             )
-            self._exchange = Exchange(self._member, self._client, slot=self.slot)
-            self._syncs = LoopSyncs(self._member, self._exchange, overlap_steps=options.overlap_steps)
+            exchange = Exchange(self._member, self._client, slot=self.slot)
+            self._syncs = LoopSyncs(self._member, exchange, overlap_steps=options.overlap_steps)
             self._join(deadline_s)
         except BaseException:
             self._leave()
@@ -299,20 +298,7 @@ class Island:
         return self._options.slot, self._options.synchronizer
 
     def _join(self, deadline_s: float) -> None:
-        try:
-            self._exchange.join(deadline_s=deadline_s)
-        except UnavailableError as exc:
-            raise UnavailableError(
-                exc.message,
-                field="synchronizer",
-                remedy="start it there (wadiloco synchronizer --directory DIR), or correct the URL",
-            ) from exc
-        except ManifestError as exc:
-            raise ManifestError(
-                exc.message,
-                field="module",
-                remedy="build the same module on every island, or start a synchronizer with a new --directory",
-            ) from exc
+        self._syncs.join(deadline_s=deadline_s)
         if self._directed is not None:
             self._directed.joined(self._progress())
 

@@ -9,10 +9,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
+from diloco.errors import ManifestError
 from diloco.exchange import Exchange, Pending, Tally
 from diloco.island import Island
 from diloco.protocol import SyncCommand
 from diloco.schema import SyncReport
+from service.errors import UnavailableError
 
 T = TypeVar("T")
 
@@ -42,6 +44,28 @@ class LoopSyncs:
         self._overlap_steps = overlap_steps
         self.overlapped: Overlapped | None = None
         """The sync under way."""
+
+    def join(self, *, deadline_s: float) -> None:
+        """Become part of the run, see `Exchange.join`.
+
+        Raises:
+            ManifestError: the run trains another model.
+            UnavailableError: no synchronizer until the deadline.
+        """
+        try:
+            self._exchange.join(deadline_s=deadline_s)
+        except UnavailableError as exc:
+            raise UnavailableError(
+                exc.message,
+                field="synchronizer",
+                remedy="start it there (wadiloco synchronizer --directory DIR), or correct the URL",
+            ) from exc
+        except ManifestError as exc:
+            raise ManifestError(
+                exc.message,
+                field="module",
+                remedy="build the same module on every island, or start a synchronizer with a new --directory",
+            ) from exc
 
     def begin(self, command: SyncCommand, *, num_steps: int) -> SyncReport | None:
         """Sync, or contribute if the command is to overlap; the report of a sync that ended with it."""
