@@ -2,10 +2,13 @@
 
 A run is plain data parallel (one optimizer, the batches of all islands in each step) or DiLoCo; both take the same
 batches in the same order, so that equal steps are equal tokens. AdamW with a linear warm-up and a cosine to a tenth.
+The first steps of a DiLoCo run may be data parallel, as in the paper (24,000 of 88,000); islands then go on from there,
+each with a copy of the optimizer's state.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 
@@ -41,6 +44,8 @@ class Setting:
     inner_lr: float
     sync_every: int = 0
     """H; 0 is plain data parallel."""
+    warm_steps: int = 0
+    """That are data parallel, before the islands part."""
     codec: CodecName = "fp32"
     overlap_steps: int = 0
     outer_lr: float = 0.7
@@ -67,7 +72,9 @@ def run(setting: Setting) -> Result:
     if setting.sync_every:
         module, losses, sent = _diloco(setting, streams)
     else:
-        module, losses, sent = _data_parallel(setting, streams)
+        trainer = Trainer(setting)
+        losses = _data_parallel(trainer, streams, setting.num_steps)
+        module, sent = trainer.module, 0
     tail = losses[-max(len(losses) // 10, 1) :]
     return Result(
         setting=setting,
@@ -88,6 +95,12 @@ class Trainer:
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer, lambda step: lr_factor(step, setting.num_steps)
         )
+
+    def follow(self, other: Trainer) -> None:
+        """Go on from where the other is."""
+        self.module.load_state_dict(other.module.state_dict())
+        self._optimizer.load_state_dict(copy.deepcopy(other._optimizer.state_dict()))
+        self._schedule.load_state_dict(other._schedule.state_dict())
 
     def step(self, batch: Tensor) -> float:
         self._optimizer.zero_grad()
@@ -119,31 +132,39 @@ def _stream(setting: Setting, corpus: Tensor, slot: int) -> TokenStream:
     )
 
 
-def _data_parallel(setting: Setting, streams: list[TokenStream]) -> tuple[nn.Module, list[float], int]:
-    trainer = Trainer(setting)
-    losses = [trainer.step(torch.cat([next(stream) for stream in streams])) for _ in range(setting.num_steps)]
-    return trainer.module, losses, 0
+def _data_parallel(trainer: Trainer, streams: list[TokenStream], num_steps: int) -> list[float]:
+    return [trainer.step(torch.cat([next(stream) for stream in streams])) for _ in range(num_steps)]
 
 
 def _diloco(setting: Setting, streams: list[TokenStream]) -> tuple[nn.Module, list[float], int]:
-    trainers = [Trainer(setting) for _ in streams]
+    first, trainers = Trainer(setting), [Trainer(setting) for _ in streams]
+    losses = _data_parallel(first, streams, setting.warm_steps)
+    for trainer in trainers:
+        trainer.follow(first)
     islands = [Island(trainer.module, CODECS[setting.codec]) for trainer in trainers]
     start = islands[0].global_flat
     outer = OuterOptimizer(start.clone(), torch.zeros_like(start), lr=setting.outer_lr, mu=setting.outer_momentum)
-    losses, version, sent, result_due = [], 0, 0, -1
-    for step in range(1, setting.num_steps + 1):
+    version, sent, result_due = 0, 0, -1
+    for step in range(1, setting.num_steps - setting.warm_steps + 1):
+        is_last = step == setting.num_steps - setting.warm_steps
         losses.append(sum(t.step(next(s)) for t, s in zip(trainers, streams, strict=True)) / len(streams))
         for island in islands:
             island.count_step(setting.batch_size * setting.size.context)
-        if step % setting.sync_every == 0:
+        if is_last and version and islands[0].version < version:
+            _adopt(islands, outer, version)
+        if step % setting.sync_every == 0 or is_last:
             sent = _close_round(outer, islands)
             version += 1
             # The last round is waited for: what is measured are the global parameters.
-            result_due = step if step == setting.num_steps else step + setting.overlap_steps
+            result_due = step if is_last else step + setting.overlap_steps
         if step == result_due:
-            for island in islands:
-                island.adopt(outer.parameters, version)
+            _adopt(islands, outer, version)
     return islands[0].module, losses, sent
+
+
+def _adopt(islands: list[Island], outer: OuterOptimizer, version: int) -> None:
+    for island in islands:
+        island.adopt(outer.parameters, version)
 
 
 def _close_round(outer: OuterOptimizer, islands: list[Island]) -> int:

@@ -12,7 +12,8 @@ loopback, in turns so that a busy moment hits both. A round's time is that of th
 for the sync, the slower island counting. Bytes are what an island sends; torchft's are counted at its sockets, with
 what its manager says. torchft's quantised all-reduce needs CUDA, and is not compared.
 
-    BENCH_TRAIN='STEPS H SEEDS'                 by default 1500 30 3: some 10 minutes on two quiet cores
+    BENCH_TRAIN='STEPS H SEEDS WARM'            by default 1500 30 3 420: some 10 minutes on two quiet cores; the first
+                                                WARM steps are data parallel for all
     BENCH_TRAIN_SIDE='WIDTH LAYERS ROUNDS RUNS' by default 256 4 6 3
 """
 
@@ -45,7 +46,7 @@ OVERLAP_FRAC = 1 / 6
 CORES = min(2, os.cpu_count() or 1)
 
 
-def settings(num_steps: int, sync_every: int, num_seeds: int) -> list[Setting]:
+def settings(num_steps: int, sync_every: int, num_seeds: int, warm_steps: int) -> list[Setting]:
     overlap_steps = max(round(OVERLAP_FRAC * sync_every), 1)
 
     def setting(method: str, seed: int, *, h: int = 0, codec: CodecName = "fp32", overlap: int = 0) -> Setting:
@@ -55,6 +56,7 @@ def settings(num_steps: int, sync_every: int, num_seeds: int) -> list[Setting]:
             num_steps=num_steps,
             inner_lr=INNER_LR[method],
             sync_every=h,
+            warm_steps=warm_steps if h else 0,
             codec=codec,
             overlap_steps=overlap,
         )
@@ -85,8 +87,9 @@ def shown(values: Sequence[float]) -> str:
 
 def print_losses(results: Sequence[Result], sync_every: int) -> None:
     setting = results[0].setting
+    warm = max(result.setting.warm_steps for result in results)
     tokens = 2 * setting.num_steps * setting.batch_size * setting.size.context
-    print(f"\n{setting.num_steps} steps of 2 islands, {tokens:,} bytes of text, H {sync_every}")
+    print(f"\n{setting.num_steps} steps of 2 islands, {tokens:,} bytes of text, H {sync_every}, first {warm} together")
     print(f"{'':24}{'inner lr':>9}{'loss':>17}{'train':>8}{'to data parallel':>20}{'to DiLoCo fp32':>20}{'sent':>15}")
     for method in (PLAIN, FP32, INT4, OVERLAPPED):
         mine = [result for result in results if result.setting.method == method]
@@ -103,10 +106,11 @@ def print_losses(results: Sequence[Result], sync_every: int) -> None:
 
 
 def test_loss_at_equal_tokens(capsys: pytest.CaptureFixture[str]) -> None:
-    num_steps, sync_every, num_seeds = (int(part) for part in os.environ.get("BENCH_TRAIN", "1500 30 3").split())
+    sizes_given = os.environ.get("BENCH_TRAIN", "1500 30 3 420").split()
+    num_steps, sync_every, num_seeds, warm_steps = (int(part) for part in sizes_given)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(CORES, mp_context=context) as pool:
-        results = list(pool.map(run, settings(num_steps, sync_every, num_seeds)))
+        results = list(pool.map(run, settings(num_steps, sync_every, num_seeds, warm_steps)))
     with capsys.disabled():
         print_losses(results, sync_every)
     sizes = {result.setting.method: result.bytes_per_round for result in results}
