@@ -48,7 +48,7 @@ bench-policy: $(STAMP) ## what each policy's choice of moments is worth against 
 bench-controller: $(STAMP) ## a large fleet on one core (BENCH_CONTROLLER='seconds sidecars islands')
 	$(BIN)/python -m pytest -m bench -s tests/bench/test_controller.py
 
-bench-train: $(STAMP) ## loss at equal tokens, and rounds beside torchft's (BENCH_TRAIN='steps H seeds warm')
+bench-train: $(STAMP) ## loss at equal tokens, and rounds beside torchft's (BENCH_TRAIN='steps H seeds warm width')
 	$(BIN)/python -m pytest -m bench -s tests/bench/test_train.py
 
 clean: ## remove both environments and all output

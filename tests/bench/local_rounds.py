@@ -24,7 +24,7 @@ from diloco.outer import Contribution, OuterOptimizer
 from diloco.schema import CodecName
 
 NUM_ISLANDS = 2
-SIZE = ModelSize(num_layers=2, num_heads=4, width=128, context=64)
+WIDTH = 128
 """0.4 million parameters."""
 HELD_OUT = NUM_ISLANDS
 """Slot of the shard that nobody trains on."""
@@ -51,7 +51,11 @@ class Setting:
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
     batch_size: int = 8
-    size: ModelSize = SIZE
+    width: int = WIDTH
+
+    @property
+    def size(self) -> ModelSize:
+        return ModelSize(num_layers=2, num_heads=self.width // 32, width=self.width, context=self.width // 2)
 
 
 @dataclass(frozen=True, kw_only=True)

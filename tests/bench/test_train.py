@@ -12,8 +12,8 @@ loopback, in turns so that a busy moment hits both. A round's time is that of th
 for the sync, the slower island counting. Bytes are what an island sends; torchft's are counted at its sockets, with
 what its manager says. torchft's quantised all-reduce needs CUDA, and is not compared.
 
-    BENCH_TRAIN='STEPS H SEEDS WARM'            by default 1500 30 3 420: some 10 minutes on two quiet cores; the first
-                                                WARM steps are data parallel for all
+    BENCH_TRAIN='STEPS H SEEDS WARM WIDTH'      by default 1500 30 3 420 128, which takes some 10 minutes on two quiet
+                                                cores; the first WARM steps are data parallel for all
     BENCH_TRAIN_SIDE='WIDTH LAYERS ROUNDS RUNS' by default 256 4 6 3
 """
 
@@ -46,7 +46,7 @@ OVERLAP_FRAC = 1 / 6
 CORES = min(2, os.cpu_count() or 1)
 
 
-def settings(num_steps: int, sync_every: int, num_seeds: int, warm_steps: int) -> list[Setting]:
+def settings(num_steps: int, sync_every: int, num_seeds: int, warm_steps: int, width: int) -> list[Setting]:
     overlap_steps = max(round(OVERLAP_FRAC * sync_every), 1)
 
     def setting(method: str, seed: int, *, h: int = 0, codec: CodecName = "fp32", overlap: int = 0) -> Setting:
@@ -55,6 +55,7 @@ def settings(num_steps: int, sync_every: int, num_seeds: int, warm_steps: int) -
             seed=seed,
             num_steps=num_steps,
             inner_lr=INNER_LR[method],
+            width=width,
             sync_every=h,
             warm_steps=warm_steps if h else 0,
             codec=codec,
@@ -106,11 +107,11 @@ def print_losses(results: Sequence[Result], sync_every: int) -> None:
 
 
 def test_loss_at_equal_tokens(capsys: pytest.CaptureFixture[str]) -> None:
-    sizes_given = os.environ.get("BENCH_TRAIN", "1500 30 3 420").split()
-    num_steps, sync_every, num_seeds, warm_steps = (int(part) for part in sizes_given)
+    sizes_given = os.environ.get("BENCH_TRAIN", "1500 30 3 420 128").split()
+    num_steps, sync_every, num_seeds, warm_steps, width = (int(part) for part in sizes_given)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(CORES, mp_context=context) as pool:
-        results = list(pool.map(run, settings(num_steps, sync_every, num_seeds, warm_steps)))
+        results = list(pool.map(run, settings(num_steps, sync_every, num_seeds, warm_steps, width)))
     with capsys.disabled():
         print_losses(results, sync_every)
     sizes = {result.setting.method: result.bytes_per_round for result in results}
