@@ -5,8 +5,8 @@ equal order (see ``local_rounds``). What is compared is the loss on a held-out s
 which communicates at every step; of synchronous DiLoCo in fp32; of the same with int4 contributions and error feedback;
 and of int4 overlapped, whose result is applied so many steps after the push. The spread is the standard deviation over
 seeds; the difference is the mean over seeds of the paired ones, with its own spread, so that a seed that is bad for all
-is bad for none. The inner learning rate was chosen from a grid, see `INNER_LR`; outer learning rate and momentum are the
-paper's, 0.7 and 0.9.
+is bad for none. The inner learning rate was chosen from a grid, see `INNER_LR`; outer learning rate and momentum are
+the paper's, 0.7 and 0.9.
 
 Beside torchft: the same task (``tests.diloco.parity``) under torchft's DiLoCo and under the library, in processes on
 loopback, in turns so that a busy moment hits both. A round's time is that of the step that syncs: what an island waits
