@@ -10,8 +10,10 @@ the paper's, 0.7 and 0.9.
 
 Beside torchft: the same task (``tests.diloco.parity``) under torchft's DiLoCo and under the library, in processes on
 loopback, in turns so that a busy moment hits both. A round's time is that of the step that syncs: what an island waits
-for the sync, the slower island counting. Bytes are what an island sends; torchft's are counted at its sockets, with
-what its manager says. torchft's quantised all-reduce needs CUDA, and is not compared.
+for the sync, the slower island counting. Bytes are those of one island, a mean; torchft's are what its process writes,
+and what all islands send in an all-reduce is what all receive. torchft's quantised all-reduce needs CUDA, and is not
+compared. On loopback a byte costs next to nothing: what is seen there is the cost of all else, on our side digests, two
+more hops, and every contribution and generation on disk before anybody sees it.
 
     BENCH_TRAIN='STEPS H SEEDS WARM WIDTH'      by default 1500 30 3 420 128, which takes some 10 minutes on two quiet
                                                 cores; the first WARM steps are data parallel for all
@@ -140,7 +142,8 @@ def measured(module: str, task: Task, out: Path, *options: str) -> dict[str, lis
     plain = statistics.median(time for island in islands for time in island["step_s"])
     return {
         "sync_s": [max(island["sync_s"][index] for island in islands) - plain for index in rounds],
-        "bytes": [statistics.mean(island["sync_bytes"][index] for island in islands) for index in rounds],
+        "sent": [statistics.mean(island["sent"][index] for island in islands) for index in rounds],
+        "received": [statistics.mean(island["received"][index] for island in islands) for index in rounds],
     }
 
 
@@ -153,7 +156,7 @@ def test_rounds_beside_those_of_torchft(tmp_path: Path, capsys: pytest.CaptureFi
         "library fp32": ("tests.diloco.library_islands", ()),
         "library int4": ("tests.diloco.library_islands", ("--codec", "int4")),
     }
-    seen: dict[str, dict[str, list[float]]] = {name: {"sync_s": [], "bytes": []} for name in sides}
+    seen: dict[str, dict[str, list[float]]] = {name: {"sync_s": [], "sent": [], "received": []} for name in sides}
     for number in range(runs):
         for name, (module, options) in sides.items():
             found = measured(module, task, tmp_path / f"{number}-{name}".replace(" ", "-"), *options)
@@ -161,9 +164,12 @@ def test_rounds_beside_those_of_torchft(tmp_path: Path, capsys: pytest.CaptureFi
                 seen[name][key] += values
     with capsys.disabled():
         print(f"\n2 islands, width {width}, {layers} layers, {runs} runs of {rounds - 1} rounds in turns")
-        print(f"{'':14}{'s per round, median (quartiles)':>34}{'of torchft':>12}{'bytes an island sends':>24}")
+        print(f"{'':14}{'s per round, median (quartiles)':>34}{'of torchft':>12}{'bytes sent':>14}{'received':>14}")
         base = statistics.median(seen["torchft fp32"]["sync_s"])
         for name, found in seen.items():
             low, middle, high = statistics.quantiles(found["sync_s"], n=4)
             times = f"{middle:.3f} ({low:.3f} to {high:.3f})"
-            print(f"{name:14}{times:>34}{middle / base:12.2f}{statistics.median(found['bytes']):24,.0f}")
+            print(
+                f"{name:14}{times:>34}{middle / base:12.2f}"
+                f"{statistics.median(found['sent']):14,.0f}{statistics.median(found['received']):14,.0f}"
+            )

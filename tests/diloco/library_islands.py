@@ -22,7 +22,8 @@ RUN_S = 300.0
 
 def train(task: Task, slot: int, url: str, codec: str, out: Path) -> None:
     trainer, watch = Trainer(task, slot), Stopwatch()
-    pushed: list[int] = []
+    sent: list[int] = []
+    received: list[int] = []
     with Island(
         trainer.model,
         trainer.optimizer,
@@ -37,10 +38,11 @@ def train(task: Task, slot: int, url: str, codec: str, out: Path) -> None:
                 trainer.optimizer.step()
                 report = island.step(tokens=task.tokens_per_step)
             if report is not None:
-                pushed.append(report.bytes_pushed)
+                sent.append(report.bytes_pushed)
+                received.append(report.bytes_pulled)
     torch.save(trainer.flat(), out / f"island-{slot}.pt")
     last = slice(task.sync_every - 1, None, task.sync_every)
-    result = {"sync_s": watch.times_s[last], "step_s": watch.times_s, "sync_bytes": pushed}
+    result = {"sync_s": watch.times_s[last], "step_s": watch.times_s, "sent": sent, "received": received}
     (out / f"island-{slot}.json").write_text(json.dumps(result))
 
 

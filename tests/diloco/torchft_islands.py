@@ -65,17 +65,18 @@ def train(task: Task, slot: int, lighthouse: str, out: Path) -> None:
         hostname="127.0.0.1",
         init_sync=False,
     )
-    written: list[int] = []
+    sent: list[int] = []
     with DiLoCo(manager, [trainer.model], trainer.optimizer, outer, sync_every=task.sync_every):
         while manager.current_step() < task.num_rounds:
             trainer.backward()
             before = written_bytes()
             with watch:
                 trainer.optimizer.step()
-            written.append(written_bytes() - before)
+            sent.append(written_bytes() - before)
     torch.save(trainer.flat(), out / f"island-{slot}.pt")
     last = slice(task.sync_every - 1, None, task.sync_every)
-    result = {"sync_s": watch.times_s[last], "step_s": watch.times_s, "sync_bytes": written[last]}
+    # What islands send in an all-reduce they receive, all together.
+    result = {"sync_s": watch.times_s[last], "step_s": watch.times_s, "sent": sent[last], "received": sent[last]}
     (out / f"island-{slot}.json").write_text(json.dumps(result))
     manager.shutdown(wait=False)
 
