@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 VLLM_VENV ?= .venv-vllm
 
-.PHONY: help install vllm check test demo bench bench-forecast bench-gate bench-policy bench-controller clean
+.PHONY: help install vllm check test demo bench bench-forecast bench-gate bench-policy bench-controller bench-train clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ bench-policy: $(STAMP) ## what each policy's choice of moments is worth against 
 
 bench-controller: $(STAMP) ## a large fleet on one core (BENCH_CONTROLLER='seconds sidecars islands')
 	$(BIN)/python -m pytest -m bench -s tests/bench/test_controller.py
+
+bench-train: $(STAMP) ## loss at equal tokens, and rounds beside torchft's (BENCH_TRAIN='steps H seeds warm width')
+	$(BIN)/python -m pytest -m bench -s tests/bench/test_train.py
 
 clean: ## remove both environments and all output
 	rm -rf $(VENV) $(VLLM_VENV) .local out build *.egg-info

@@ -10,7 +10,7 @@ files and use the same window length and number of shards.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -87,6 +87,14 @@ class ShardOrder:
         self._epoch = -1
         self._order = self._samples
 
+    def state_dict(self) -> dict[str, int]:
+        """The position, in batches."""
+        return {"position": self.position}
+
+    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+        """Continue there."""
+        self.position = state_dict["position"]
+
     def __iter__(self) -> ShardOrder:
         return self
 
@@ -141,6 +149,14 @@ class TokenStream:
     @property
     def position(self) -> int:
         return self._order.position
+
+    def state_dict(self) -> dict[str, int]:
+        """The position, in batches."""
+        return self._order.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+        """Continue there."""
+        self._order.load_state_dict(state_dict)
 
     def __iter__(self) -> TokenStream:
         return self

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Protocol
 
 import httpx
 from fastapi import FastAPI
@@ -26,6 +28,7 @@ from diloco.agent.rules import (
 )
 from diloco.agent.state import AgentState
 from diloco.agent.supervisor import Supervisor
+from diloco.protocol import SyncCommand
 from diloco.schema import AgentStatus, Progress
 from service.app import build_app
 from service.client import client_options
@@ -41,15 +44,33 @@ IN_FLIGHT_MARGIN_S = 30.0
 """A sync whose report is so late will not report any more."""
 
 
-class Agent:
-    """Wires state, supervisor and controller link together."""
+class Trainer(Protocol):
+    """What trains, as the agent directs it."""
 
-    def __init__(self, settings: IslandSettings) -> None:
+    def start_sync(self, command: SyncCommand) -> None: ...
+
+    def refuse_sync(self, command: SyncCommand, detail: str) -> None: ...
+
+    def apply_pause(self, paused: bool) -> None: ...
+
+    async def run(self, exit_event: asyncio.Event) -> None: ...
+
+
+class Agent:
+    """Wires state, trainer and controller link together."""
+
+    def __init__(
+        self,
+        settings: IslandSettings,
+        *,
+        supervise: Callable[[IslandSettings, AgentState, IslandMetrics], Trainer] = Supervisor,
+    ) -> None:
+        """``supervise`` makes the trainer; by default one that keeps a worker process."""
         self.settings = settings
         self.state = AgentState(settings)
         self.registry = CollectorRegistry()
         self._metrics = IslandMetrics(self.registry, self.state)
-        self._supervisor = Supervisor(settings, self.state, self._metrics)
+        self._supervisor = supervise(settings, self.state, self._metrics)
         self.state.assign(settings.slot, settings.synchronizer)
 
     @asynccontextmanager

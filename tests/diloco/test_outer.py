@@ -5,16 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from diloco.outer import Contribution, OuterOptimizer
+from tests.diloco import reference
+from tests.diloco.reference import Vector
 
 LR, MU, SIZE = 0.7, 0.9, 1000
-Vector = NDArray[np.float64]
 
 
 def vector(seed: int) -> torch.Tensor:
     return torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+def wide(tensor: torch.Tensor) -> Vector:
+    return tensor.numpy().astype(np.float64)
 
 
 def optimizer(*, lr: float = LR, mu: float = MU) -> OuterOptimizer:
@@ -31,24 +35,20 @@ def rounds_of(num_islands: int, num_rounds: int = 5) -> list[dict[int, Contribut
     ]
 
 
-def reference_step(g: Vector, m: Vector, round_: dict[int, Contribution]) -> tuple[Vector, Vector]:
-    weights = np.array([c.tokens for c in round_.values()], dtype=np.float64)
-    local = np.stack([c.local.numpy().astype(np.float64) for c in round_.values()])
-    delta = g - (weights / weights.sum()) @ local
-    m = MU * m + delta
-    return g - LR * (delta + MU * m), m
-
-
 @pytest.mark.parametrize("num_islands", [1, 2, 5])
 def test_steps_follow_the_reference(num_islands: int) -> None:
     outer = optimizer()
-    g, m = outer.parameters.numpy().astype(np.float64), np.zeros(SIZE)
+    expected = reference.Outer(parameters=wide(outer.parameters), momentum=np.zeros(SIZE), lr=LR, mu=MU)
     for round_ in rounds_of(num_islands):
         outer.propose(round_)
         outer.commit()
-        g, m = reference_step(g, m, round_)
-        np.testing.assert_allclose(outer.parameters.numpy(), g, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(outer.momentum.numpy(), m, rtol=1e-5, atol=1e-5)
+        terms = [
+            reference.Term(pseudo_gradient=expected.parameters - wide(given.local), tokens=given.tokens)
+            for given in round_.values()
+        ]
+        expected.step(reference.mean_pseudo_gradient(terms))
+        np.testing.assert_allclose(outer.parameters.numpy(), expected.parameters, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(outer.momentum.numpy(), expected.momentum, rtol=1e-5, atol=1e-5)
 
 
 def test_steps_follow_torch_sgd_with_nesterov() -> None:

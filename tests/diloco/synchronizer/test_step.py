@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from diloco.digest import sha256
@@ -20,6 +19,8 @@ from diloco.synchronizer.rounds import Claim, staleness_weight
 from diloco.synchronizer.step import NonFiniteStepError, Share, StepPlan, finite_proposal, take_step
 from diloco.synchronizer.storage import Disk
 from diloco.synchronizer.upload import Chunk
+from tests.diloco import reference
+from tests.diloco.reference import Vector
 
 HUGE = 3e38
 
@@ -63,7 +64,6 @@ def test_a_step_without_any_finite_contribution_fails_and_changes_nothing() -> N
 LR, MU, SIZE = 0.7, 0.9, 500
 EXPONENT = 0.5
 MANIFEST = Manifest(tensors=(TensorSpec(name="weight", shape=(SIZE,), dtype="float32"),))
-Vector = NDArray[np.float64]
 
 
 def vector(seed: int) -> Tensor:
@@ -87,17 +87,6 @@ def share(directory: Path, base: Generation, local: Tensor, *, slot: int, tokens
     return Share(accepted=accepted, base=base, weight=weight)
 
 
-def reference_step(g: Vector, m: Vector, terms: list[tuple[Vector, Vector, int, int]]) -> tuple[Vector, Vector]:
-    """Each term: the parameters that an island started from, its local ones, tokens, staleness."""
-    total = sum(tokens for _, _, tokens, _ in terms)
-    delta = np.zeros(SIZE)
-    for base, local, tokens, staleness in terms:
-        delta += tokens * (1 + staleness) ** -EXPONENT * (base - local)
-    delta /= total
-    m = MU * m + delta
-    return g - LR * (delta + MU * m), m
-
-
 def wide(tensor: Tensor) -> Vector:
     return tensor.numpy().astype(np.float64)
 
@@ -117,13 +106,18 @@ def test_stale_steps_follow_the_reference(tmp_path: Path, staleness: tuple[int, 
     }
     step = take_step(Disk(tmp_path), outer, StepPlan(base=current, shares=shares, epochs={}))
     outer.commit()
+    expected = reference.Outer(parameters=wide(vector(current.version)), momentum=wide(momentum), lr=LR, mu=MU)
     terms = [
-        (wide(vector(bases[slot].version)), wide(local), tokens[slot], staleness[slot])
+        reference.Term(
+            pseudo_gradient=wide(vector(bases[slot].version)) - wide(local),
+            tokens=tokens[slot],
+            staleness=staleness[slot],
+        )
         for slot, local in locals_.items()
     ]
-    g, m = reference_step(wide(vector(current.version)), wide(momentum), terms)
-    np.testing.assert_allclose(outer.parameters.numpy(), g, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(outer.momentum.numpy(), m, rtol=1e-5, atol=1e-5)
+    expected.step(reference.mean_pseudo_gradient(terms, exponent=EXPONENT))
+    np.testing.assert_allclose(outer.parameters.numpy(), expected.parameters, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(outer.momentum.numpy(), expected.momentum, rtol=1e-5, atol=1e-5)
     assert step.stale == tuple(slot for slot, s in enumerate(staleness) if s)
     assert step.generation.outcome.applied.keys() == locals_.keys()
 

@@ -1,0 +1,119 @@
+"""What an island that is continued needs to know of itself: counters, the global parameters that it started from, and
+what is under way. Tensors and plain values only, so that ``torch.load(..., weights_only=True)`` reads it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diloco.digest import sha256
+from diloco.feedback import Encoded
+from diloco.fragment import wire_bytes
+from diloco.island import Contribution, Island
+from diloco.schema import FragmentState
+from service.errors import InputError
+
+STATE_FORMAT = 1
+
+
+def island_state(island: Island) -> dict[str, Any]:
+    """A copy; the module itself is not in it."""
+    return {
+        "version": island.version,
+        "global": island.global_flat.clone(),
+        "steps_since_sync": island.steps_since_sync,
+        "tokens_since_sync": island.tokens_since_sync,
+        "residual": None if island.feedback is None else island.feedback.residual.clone(),
+        "accepted": None if island.accepted is None else _contribution_state(island.accepted),
+    }
+
+
+def restore_island(island: Island, state: dict[str, Any]) -> None:
+    """Go on from there; whoever calls has seen that the sizes are those of the module."""
+    island.version = state["version"]
+    island.global_flat.copy_(state["global"])
+    island.steps_since_sync = state["steps_since_sync"]
+    island.tokens_since_sync = state["tokens_since_sync"]
+    island.accepted = None if state["accepted"] is None else _contribution(state["accepted"])
+    if island.feedback is not None and state["residual"] is not None:
+        island.feedback.residual = state["residual"].clone()
+        island.feedback.norm = float(torch.linalg.vector_norm(island.feedback.residual))
+
+
+def continues(state: dict[str, Any], run: FragmentState | None) -> bool:
+    """Whether the run is still where the state can go on from without counting progress twice.
+
+    That is: at the same global parameters, or at those which the state's own contribution is in. At any later version
+    nobody knows whether progress of the state is in it already. A run that is behind takes all progress there is.
+    """
+    if run is None or run.version < state["version"]:
+        return True
+    if run.version == state["version"]:
+        return run.digest == sha256(wire_bytes(state["global"].contiguous())).hex()
+    accepted = state["accepted"]
+    return accepted is not None and run.version == accepted["in_round"] + 1 == state["version"] + 1
+
+
+def check_state(state: dict[str, Any], *, slot: int, num_values: int) -> None:
+    """See that a state is one of this slot and of a module of this size.
+
+    Raises:
+        InputError: it is not.
+    """
+    if state.get("format") != STATE_FORMAT:
+        raise InputError("is not what state_dict returns", field="state", remedy="give that of an Island")
+    if state["slot"] != slot:
+        raise InputError(
+            f"is that of slot {state['slot']}, this is slot {slot}",
+            field="state",
+            remedy="give each slot its own state, or make the Island with the slot of the state",
+        )
+    its = state["member"]["global"].numel()
+    if its != num_values:
+        raise InputError(
+            f"has {its} parameters, the module has {num_values}", field="state", remedy="build the module as it was"
+        )
+
+
+def random_state() -> dict[str, Any]:
+    """Where torch's generators are."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"cpu": torch.get_rng_state(), "cuda": cuda}
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _contribution_state(contribution: Contribution) -> dict[str, Any]:
+    encoded = contribution.encoded
+    return {
+        "round": contribution.round,
+        "in_round": contribution.in_round,
+        "local": contribution.local.clone(),
+        "inner_steps": contribution.inner_steps,
+        "tokens": contribution.tokens,
+        "update_norm": contribution.update_norm,
+        "left_out": None if encoded is None else encoded.left_out.clone(),
+    }
+
+
+def _contribution(state: dict[str, Any]) -> Contribution:
+    # The synchronizer has the payload; what it left out is all that is still needed of it.
+    payload: Tensor = torch.empty(0, dtype=torch.uint8)
+    left_out = state["left_out"]
+    return Contribution(
+        round=state["round"],
+        into=state["in_round"],
+        local=state["local"].clone(),
+        payload=payload,
+        encoded=None if left_out is None else Encoded(payload=payload, left_out=left_out.clone()),
+        inner_steps=state["inner_steps"],
+        tokens=state["tokens"],
+        update_norm=state["update_norm"],
+    )
