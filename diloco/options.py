@@ -8,11 +8,11 @@ import torch
 from pydantic import Field, ValidationError, model_validator
 from torch import nn
 
-from diloco.agent.config import IslandSettings, Urls, default_node
+from diloco.agent.config import IslandSettings, default_node
 from diloco.fragment import trainable
 from diloco.schema import DEFAULT_SYNC_TIMEOUT_S, CodecName, Slot
 from service.errors import ConfigError, InputError
-from service.settings import PeerSettings, Url
+from service.settings import PeerSettings, Url, Urls
 from sidecar.schema import Name
 
 MAX_SHARDS = 1 << 16

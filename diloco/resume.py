@@ -112,8 +112,12 @@ def _contribution(state: dict[str, Any]) -> Contribution:
         into=state["in_round"],
         local=state["local"].clone(),
         payload=payload,
-        encoded=None if left_out is None else Encoded(payload=payload, left_out=left_out.clone()),
+        encoded=None if left_out is None else _encoded(payload, left_out.clone()),
         inner_steps=state["inner_steps"],
         tokens=state["tokens"],
         update_norm=state["update_norm"],
     )
+
+
+def _encoded(payload: Tensor, left_out: Tensor) -> Encoded:
+    return Encoded(payload=payload, left_out=left_out, norm=float(torch.linalg.vector_norm(left_out)))
