@@ -258,8 +258,8 @@ def restore_run_id(settings: ControllerSettings, meta: dict[str, str]) -> str:
 
 def keep_num_fragments(settings: ControllerSettings, meta: dict[str, str]) -> None:
     """Raises `ConfigError` when the run of the journal has begun with other fragments, by which its rounds count."""
-    before = int(meta.get("num_fragments", 1))
-    has_begun = int(meta.get("rounds_counted_to", 0)) > 0 or int(meta.get("rounds_applied", 0)) > 0
+    before = read_whole(meta, "num_fragments", 1)
+    has_begun = any(read_whole(meta, key, 0) > 0 for key in ("rounds_counted_to", "rounds_applied"))
     if has_begun and before != settings.num_fragments:
         raise ConfigError(
             f"the run in the journal {settings.journal} has {before}, not {settings.num_fragments}",

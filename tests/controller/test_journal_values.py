@@ -16,7 +16,15 @@ from service.settings import load_settings
 from tests.controller.conftest import FilePlace
 from tests.controller.helpers import ManualClock, make_settings, play
 
-NUMBERS = ("run_started_s", "recovery_number", "epoch", "rounds_applied", "rounds_counted_to", "directive_seq")
+NUMBERS = (
+    "run_started_s",
+    "recovery_number",
+    "epoch",
+    "rounds_applied",
+    "rounds_counted_to",
+    "directive_seq",
+    "num_fragments",
+)
 
 
 @pytest.fixture
