@@ -2,10 +2,11 @@
 
 With P trained values, c(P) bytes of the codec, and 4 bytes per fp32 value:
 
-    held between syncs      global parameters, scratch, incoming ones       12P       (+ 4P owed, with a lossy codec)
-    more, during one        local parameters as they were sent              4P        (+ 8P encoding, + c(P))
+    from the start              global parameters, scratch, incoming ones       12P     (+ 4P owed, with a lossy codec)
+    from the first sync on      local parameters as they were sent              4P      (+ 4P left out, + c(P))
 
-An fp32 contribution shares the memory of these local parameters. Activations are not in it: measure steps.
+A contribution of which nobody knows yet what became of it keeps its own of the second line. An fp32 one shares the
+memory of its local parameters. Fragments have theirs each. Activations are not in it: measure steps.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ class Memory(Wire):
     gradients: int
     optimizer: int
     sync_held: int
-    """The sync's buffers, all the time."""
+    """The sync's buffers, from the start."""
     sync_peak: int
-    """What a sync has beside these while it lasts."""
+    """More of them, from the first sync on."""
 
     @property
     def total(self) -> int:
-        """At most, during a sync; gradients may be there meanwhile."""
+        """At most; gradients may be there during a sync."""
         return self.parameters + self.buffers + self.gradients + self.optimizer + self.sync_held + self.sync_peak
 
 
@@ -82,12 +83,12 @@ class Footprint(Wire):
     step: StepTime | None = None
 
 
-def sync_memory(num_values: int, codec: Codec) -> tuple[int, int]:
-    """Bytes that the sync's buffers take between syncs, and how many more during one."""
-    whole = FP32_BYTES * num_values
+def sync_memory(num_values: Sequence[int], codec: Codec) -> tuple[int, int]:
+    """Bytes that the sync's buffers take from the start, and how many more from the first sync of all fragments on."""
+    whole = FP32_BYTES * sum(num_values)
     if codec.carries_parameters:
         return 3 * whole, whole
-    return 4 * whole, 3 * whole + codec.num_bytes(num_values)
+    return 4 * whole, 2 * whole + sum(codec.num_bytes(count) for count in num_values)
 
 
 def fragment_syncs(

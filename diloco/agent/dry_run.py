@@ -17,8 +17,9 @@ from diloco.agent.config import IslandSettings
 from diloco.bandwidth import bytes_per_s
 from diloco.codec import codec_named
 from diloco.footprint import Footprint, Memory, StepTime, fragment_syncs, sync_memory
-from diloco.fragment import trainable
+from diloco.fragment import manifest_of, num_elements, trainable
 from diloco.inner import InnerLoop
+from diloco.partition import cut
 from diloco.protocol import WorkerConfig
 from diloco.scheduling import pin_to
 from diloco.worker import build_model, inner_config, open_workload
@@ -26,7 +27,6 @@ from diloco.workload import Shard, Workload
 from diloco.workload_loading import blamed, build_optimizer, count_tokens, fault, open_batches
 from service.errors import WadilocoError
 
-PULL_CODEC = "fp32"
 FROM_KILOBYTES = 1 if sys.platform == "darwin" else 1024
 """Unit of getrusage's ru_maxrss."""
 
@@ -58,11 +58,11 @@ def measure(settings: IslandSettings) -> Footprint:
         workload, Shard(slot=config.slot, num_shards=config.data_shards, seed=config.seed), position=0
     )
     first = [next(batches) for _ in range(config.accumulation_steps)]
-    trained = sum(parameter.numel() for parameter in trainable(module).values())
-    codec, pull = codec_named(settings.codec), codec_named(PULL_CODEC)
-    # The whole model is one fragment.
-    fragments = fragment_syncs([trained], push=codec, pull=pull, bytes_per_s=bytes_per_s(settings.bandwidth))
-    memory = _memory(module, optimizer, *sync_memory(trained, codec))
+    codec, pull = codec_named(settings.codec), codec_named(settings.pull_codec)
+    counts = [num_elements(part.tensors) for part in cut(manifest_of(module), settings.num_fragments or 1)]
+    trained = sum(counts)
+    fragments = fragment_syncs(counts, push=codec, pull=pull, bytes_per_s=bytes_per_s(settings.bandwidth))
+    memory = _memory(module, optimizer, *sync_memory(counts, codec))
     return Footprint(
         model=model_name(settings),
         num_parameters=sum(parameter.numel() for parameter in module.parameters()),
@@ -176,14 +176,15 @@ def _time_steps(
 def describe(footprint: Footprint) -> str:
     """The footprint for people, one line each."""
     memory = footprint.memory
+    of = "outer sync" if len(footprint.fragments) == 1 else "outer sync of every fragment"
     rows = [
         ("model", footprint.model),
         ("parameters", f"{footprint.num_parameters:,}, of which {footprint.num_trained:,} are trained and travel"),
         ("tokens per step", f"{footprint.tokens_per_step:,}"),
         *((name, size(getattr(memory, field))) for name, field in MEMORY_ROWS),
         ("memory in all", f"{size(footprint.memory_total)} at most, activations and libraries aside"),
-        ("push", f"{size(footprint.push_bytes)} per outer sync ({footprint.codec})"),
-        ("pull", f"{size(footprint.pull_bytes)} per outer sync ({footprint.pull_codec})"),
+        ("push", f"{size(footprint.push_bytes)} per {of} ({footprint.codec})"),
+        ("pull", f"{size(footprint.pull_bytes)} per {of} ({footprint.pull_codec})"),
         ("time of both", f"{footprint.sync_s:.3f} s at {footprint.bandwidth}, without latency or waiting for others"),
     ]
     if len(footprint.fragments) > 1:
@@ -210,7 +211,7 @@ MEMORY_ROWS = (
     ("  gradients", "gradients"),
     ("  optimizer", "optimizer"),
     ("  sync, always", "sync_held"),
-    ("  sync, at most", "sync_peak"),
+    ("  sync, used", "sync_peak"),
 )
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from diloco.bandwidth import bytes_per_s
+from diloco.schema import CodecName
 from service.settings import ServiceSettings
 
 
@@ -16,7 +17,7 @@ def _checked(text: str) -> str:
 
 
 Bandwidth = Annotated[str, AfterValidator(_checked)]
-DRY_RUN_OPTIONS = ("dry_run_steps", "bandwidth", "as_json")
+DRY_RUN_OPTIONS = ("dry_run_steps", "bandwidth", "pull_codec", "as_json")
 
 
 class DryRunSettings(ServiceSettings):
@@ -29,6 +30,8 @@ class DryRunSettings(ServiceSettings):
     """For --dry-run: take so many inner steps too, and say how long one takes."""
     bandwidth: Bandwidth = "1Gbit/s"
     """For --dry-run: link to the synchronizer that times are computed for, such as 250Mbit/s, 10Gbit/s or 125MB/s."""
+    pull_codec: CodecName = "fp32"
+    """For --dry-run: the synchronizer's --pull-codec."""
     as_json: bool = False
     """For --dry-run: print JSON; --json for short."""
 
