@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -210,6 +211,21 @@ def test_an_island_whose_state_is_another_finds_out_and_pulls_the_whole(
     assert member.holds_the_global_state()
     member.train(3)
     assert member.sync().state_mismatches == 0
+
+
+def test_deltas_come_whole_or_in_parts(serve: Serve, connect: Connect, tmp_path: Path) -> None:
+    url = serve(tmp_path, quorum=1, pull_codec="int4", **SETTINGS)
+    closed_by_another(Member(connect(url)), Member(connect(url), slot=1), rounds=2)
+    with httpx.Client(base_url=url, trust_env=False) as http:
+        query = {"version": 2, "base_version": 0}
+        whole = http.get("/v1/fragments/0", params=query)
+        size = 2 * CODECS["int4"].num_bytes(SIZE)
+        cuts = [(0, 9), (10, size // 2 + 3), (size // 2 + 4, size - 1)]
+        ranges = [{"Range": f"bytes={first}-{last}"} for first, last in cuts]
+        parts = [http.get("/v1/fragments/0", params=query, headers=part).content for part in ranges]
+    assert whole.headers[CODECS_HEADER] == "int4,int4"
+    assert len(whole.content) == size
+    assert b"".join(parts) == whole.content
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
