@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from diloco.data import TokenStream, load_corpus
 from diloco.model import ModelSize, build_model, next_byte_loss
-from diloco.workload import Shard, Workload
+from diloco.workload import Part, Shard, Workload
 
 
 class ByteText(Workload[Tensor]):
@@ -39,6 +39,13 @@ class ByteText(Workload[Tensor]):
             length=self._size.context,
             position=position,
         )
+
+    def rank_batches(self, shard: Shard, part: Part, *, position: int) -> Iterator[Tensor]:
+        """The rank's rows of the batches: however many ranks there are, the island trains on the same."""
+        batches = self.batches(shard, position=position)
+        if part.num_ranks == 1:
+            return batches
+        return (batch[part.rank :: part.num_ranks] for batch in batches)
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         return next_byte_loss(model, batch)

@@ -79,16 +79,19 @@ class InnerLoop:
         safepoint: Callable[[], None] = lambda: None,
         loss: Callable[[nn.Module, Any], Tensor] = next_byte_loss,
         optimizer: Optimizer | None = None,
+        average: Callable[[Tensor], Tensor] = lambda loss: loss,
     ) -> None:
         """``safepoint`` is called between the gradients and their use; what it raises leaves the parameters alone.
 
         ``loss`` makes a scalar of the module and a batch; ``optimizer`` is by default `adamw`. The learning rates that
-        its groups have here are their peaks.
+        its groups have here are their peaks. ``average`` is called with the loss when the gradients are complete: it
+        makes them those of all ranks, and returns the mean loss.
         """
         self._module = module
         self._safepoint = safepoint
         self._config = config
         self._loss_of = loss
+        self._average = average
         self._optimizer = adamw(module, config) if optimizer is None else optimizer
         self._peaks = [group["lr"] for group in self._optimizer.param_groups]
         self.step = step
@@ -106,6 +109,7 @@ class InnerLoop:
         loss = checked_loss(self._loss_of(self._module, batch))
         loss.backward()  # type: ignore[no-untyped-call]
         self._safepoint()
+        loss = self._average(loss.detach())
         norm = nn.utils.clip_grad_norm_(self._module.parameters(), self._config.clip_norm)
         value = loss.item()
         applied = math.isfinite(value) and math.isfinite(norm.item())

@@ -35,6 +35,15 @@ class Shard:
     seed: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The part of a slot's data that one rank of its island trains on."""
+
+    rank: int = 0
+    """0 ≤ rank < num_ranks."""
+    num_ranks: int = 1
+
+
 class Workload(ABC, Generic[B]):
     """A model and what trains it. What it raises until its first inner step is done ends the island with the reason."""
 
@@ -49,6 +58,18 @@ class Workload(ABC, Generic[B]):
     @abstractmethod
     def batches(self, shard: Shard, *, position: int) -> Iterator[B]:
         """The batches ``position``, position + 1, … of the shard, without an end; one is taken per inner step."""
+
+    def rank_batches(self, shard: Shard, part: Part, *, position: int) -> Iterator[B]:
+        """The batches of one rank, which are disjoint from the other ranks'; with one rank, those of the shard.
+
+        By default each rank has its own part of the shard, k mod (num_shards · num_ranks), and batches as large as
+        those of an island with one rank. An island of N ranks then takes N times as many samples per step.
+        """
+        if part.num_ranks == 1:
+            return self.batches(shard, position=position)
+        slot = shard.slot + shard.num_shards * part.rank
+        finer = Shard(slot=slot, num_shards=shard.num_shards * part.num_ranks, seed=shard.seed)
+        return self.batches(finer, position=position)
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: B) -> Tensor:

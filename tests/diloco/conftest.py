@@ -28,6 +28,7 @@ from service.app import answer_error
 from service.errors import WadilocoError
 from service.server import Server, bind
 from service.store_api import SharedStore, build_store_router
+from tests.diloco.rank_process import RankProcess, Ranks
 
 REPOSITORY = Path(__file__).parents[2]
 START_S = 60.0
@@ -147,6 +148,20 @@ def store_url() -> Iterator[str]:
         server.handle_exit(signal.SIGTERM, None)
         thread.join(10)
     assert not thread.is_alive()
+
+
+@pytest.fixture
+def ranks(store_url: str) -> Iterator[Ranks]:
+    """Starts ranks as processes."""
+    running: list[RankProcess] = []
+
+    def start(num_ranks: int) -> list[RankProcess]:
+        running.extend(RankProcess(rank, store_url) for rank in range(num_ranks))
+        return list(running)
+
+    yield start
+    for rank in running:
+        rank.close()
 
 
 @pytest.fixture

@@ -6,22 +6,33 @@ import multiprocessing
 import os
 import signal
 import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 import httpx
 import torch
 
+from diloco.byte_text import ByteText
+from diloco.data import TokenStream
+from diloco.fragment import flatten_module
 from diloco.group import Group, open_group
 from diloco.http_store import HttpStore
+from diloco.inner import InnerConfig, InnerLoop
+from diloco.model import ModelSize
+from diloco.team import RankTeam, Team, fingerprint
+from diloco.workload import Part, Shard
 
 ANSWER_S = 60.0
+TIMEOUT_S = 10.0
+TINY = ModelSize(num_layers=2, num_heads=2, width=32, context=16)
 
 
 class RankProcess:
     """One rank; `tell` and `answer` are apart, since collectives need all ranks."""
 
-    def __init__(self, rank: int, url: str, *, timeout_s: float) -> None:
+    def __init__(self, rank: int, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
         context = multiprocessing.get_context("spawn")
         self.rank = rank
         self._here, there = context.Pipe()
@@ -48,6 +59,15 @@ class RankProcess:
         self._here.close()
 
 
+Ranks = Callable[[int], list[RankProcess]]
+
+
+def all_do(ranks: list[RankProcess], order: str, *arguments: Any) -> list[Any]:
+    for rank in ranks:
+        rank.tell(order, *arguments)
+    return [rank.answer() for rank in ranks]
+
+
 def obey(orders: Connection, rank: int, url: str, timeout_s: float) -> None:
     torch.set_num_threads(1)
     worker = _Rank(rank, url, timeout_s)
@@ -62,6 +82,58 @@ def obey(orders: Connection, rank: int, url: str, timeout_s: float) -> None:
             traceback.print_exc()
             answer = f"{type(exc).__name__}: {exc}"
         orders.send(answer)
+
+
+@dataclass(frozen=True)
+class Trained:
+    parameters: list[float]
+    fingerprint: int
+    losses: list[float]
+    num_tokens: int
+    num_state_elements: int
+
+
+def train(team: Team, num_steps: int) -> Trained:
+    """As a worker does, without one."""
+    corpus = torch.randint(0, 256, (20_000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    workload = CorpusText(corpus, batch_size=4)
+    module = workload.build_model(seed=0)
+    config = InnerConfig(warmup_steps=5, lr=3e-3)
+    optimizer = workload.build_optimizer(module, config)
+    team.prepare(module, optimizer)
+    inner = InnerLoop(module, config, optimizer=optimizer, average=team.average)
+    batches = workload.rank_batches(
+        Shard(slot=0, num_shards=2, seed=0), Part(rank=team.rank, num_ranks=team.num_ranks), position=0
+    )
+    losses, num_tokens = [], 0
+    for _ in range(num_steps):
+        batch = next(batches)
+        team.weigh(workload.count_tokens(batch))
+        assert inner.take_step(batch)
+        num_tokens += team.num_tokens
+        losses.append(inner.loss or 0.0)
+    flat = flatten_module(module)
+    state = sum(value.numel() for each in optimizer.state.values() for value in each.values())
+    return Trained(flat.tolist(), fingerprint(flat), losses, num_tokens, state)
+
+
+class CorpusText(ByteText):
+    """The built-in workload on bytes in memory."""
+
+    def __init__(self, corpus: torch.Tensor, *, batch_size: int) -> None:
+        super().__init__(TINY, data=(), batch_size=batch_size)
+        self._corpus = corpus
+
+    def batches(self, shard: Shard, *, position: int) -> TokenStream:
+        return TokenStream(
+            self._corpus,
+            slot=shard.slot,
+            num_shards=shard.num_shards,
+            seed=shard.seed,
+            batch_size=self._batch_size,
+            length=TINY.context,
+            position=position,
+        )
 
 
 class _Rank:
@@ -93,6 +165,14 @@ class _Rank:
         assert self._group is not None
         group, self._group = self._group, None
         return "closed" if group.close() else "hangs"
+
+    def train(self, num_steps: int, num_ranks: int, sharded: bool) -> Trained:
+        """Inner steps on this rank's rows of the batches, in the group that is open."""
+        assert self._group is not None
+        group = self._group
+        team = RankTeam(lambda: group, rank=self._rank, num_ranks=num_ranks, is_gated=False, shards_optimizer=sharded)
+        team.meet()
+        return train(team, num_steps)
 
     def footprint(self) -> dict[str, int]:
         """Threads, descriptors, and resident memory in MiB."""

@@ -3,43 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
 from diloco.group import open_group
-from tests.diloco.rank_process import RankProcess
+from tests.diloco.rank_process import TIMEOUT_S, Ranks, all_do
 
 pytestmark = pytest.mark.integration
 
-TIMEOUT_S = 10.0
 MANY = 40
 MARGIN_S = 15.0
 """A machine may stand still for a while."""
-
-Ranks = Callable[[int], list[RankProcess]]
-
-
-@pytest.fixture
-def ranks(store_url: str) -> Iterator[Ranks]:
-    running: list[RankProcess] = []
-
-    def start(num_ranks: int) -> list[RankProcess]:
-        running.extend(RankProcess(rank, store_url, timeout_s=TIMEOUT_S) for rank in range(num_ranks))
-        return list(running)
-
-    yield start
-    for rank in running:
-        rank.close()
-
-
-def all_do(ranks: list[RankProcess], order: str, *arguments: Any) -> list[Any]:
-    for rank in ranks:
-        rank.tell(order, *arguments)
-    return [rank.answer() for rank in ranks]
 
 
 def test_a_killed_peer_is_an_error_in_time_and_a_new_group_works_at_once(ranks: Ranks) -> None:
