@@ -20,6 +20,7 @@ Urls = Annotated[str, Field(pattern=r"^https?://[^\s/,]+[^\s,]*(,https?://[^\s/,
 Core = Annotated[int, Field(ge=0, lt=MAX_CORES)]
 WorkloadName = Annotated[str, Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*$")]
 
+MAX_RANKS = 64
 BYTE_TEXT_OPTIONS = ("num_layers", "num_heads", "width", "context", "data", "batch_size")
 """Those of the built-in workload."""
 
@@ -30,7 +31,7 @@ def default_node() -> str:
 
 
 class IslandSettings(ServiceSettings):
-    """An island of the run: its agent, and the rank worker that the agent supervises.
+    """An island of the run: its agent, and the rank workers that the agent supervises.
 
     All islands of a run need the same seed, workload or model, data and data_shards.
     """
@@ -86,10 +87,19 @@ class IslandSettings(ServiceSettings):
     clip_norm: float = Field(default=1.0, gt=0)
     """Gradients with a larger norm are scaled down to it."""
 
+    ranks: int = Field(default=1, ge=1, le=MAX_RANKS)
+    """Worker processes that take the island's inner steps together, each on its part of the data. They share out the
+    built-in workload's batch_size, which must be a multiple; of another workload each has batches of its own."""
+    shard_optimizer: bool = False
+    """Let each rank keep the optimizer's state of a part of the parameters only."""
+    group_timeout_s: float = Field(default=120.0, ge=1, le=3600)
+    """Longest wait of one rank for another, after which all start again; longer than a start and than an inner step.
+    A rank that dies is seen at once."""
     cores: tuple[Core, ...] = ()
-    """Numbers of the CPU cores that the worker is pinned to, such as 0,1; by default it may use all."""
+    """Numbers of the CPU cores that the workers are pinned to, such as 0,1; by default they may use all. Several ranks
+    share them out."""
     threads: int = Field(default=1, ge=1, le=1024)
-    """Threads of one inner step."""
+    """Threads of one inner step; several ranks share them out, and have at least one each."""
     idle_priority: bool = True
     """Let inner steps compete for the core; otherwise they run only when nobody else wants it (SCHED_IDLE on Linux, low
     priority elsewhere)."""
@@ -129,6 +139,10 @@ class IslandSettings(ServiceSettings):
             raise ValueError("workload_options need a workload: give --workload MODULE:FACTORY")
         if self.width % self.num_heads:
             raise ValueError(f"width {self.width} must be a multiple of num_heads {self.num_heads}")
+        if self.workload is None and self.batch_size % self.ranks:
+            raise ValueError(f"batch_size {self.batch_size} must be a multiple of ranks {self.ranks}")
+        if self.shard_optimizer and self.ranks == 1:
+            raise ValueError("shard_optimizer needs several ranks: give --ranks, or leave it out")
         if self.controller is None and (self.slot is None or self.synchronizer is None):
             raise ValueError("controller is not set: give its URL, or give both slot and synchronizer")
         if self.slot is not None and self.slot >= self.data_shards:
