@@ -144,7 +144,9 @@ def open_group(
     """
     make = {"gloo": _make_gloo, "nccl": _make_nccl}[backend]
     try:
-        made = _on_own_thread(lambda: make(store, rank, num_ranks, timeout_s, hostname), idle=idle)
+        made = _on_own_thread(
+            lambda: make(store, rank, num_ranks, timeout_s, hostname), idle=idle, within_s=timeout_s + CLOSE_S
+        )
     except RuntimeError as exc:
         raise lost(exc) from exc
     return Group(made, store, rank=rank, num_ranks=num_ranks, timeout_s=timeout_s)
@@ -156,7 +158,7 @@ def lost(exc: Exception) -> PeerLostError:
     return PeerLostError(message[:500], field="group", remedy="the ranks start again together, by themselves")
 
 
-def _on_own_thread(make: Callable[[], T], *, idle: bool) -> T:
+def _on_own_thread(make: Callable[[], T], *, idle: bool, within_s: float) -> T:
     """Threads inherit their priority from the one that starts them, which cannot come back from idle."""
     done: list[T] = []
     failed: list[BaseException] = []
@@ -171,9 +173,11 @@ def _on_own_thread(make: Callable[[], T], *, idle: bool) -> T:
 
     thread = threading.Thread(target=run, name="open group", daemon=True)
     thread.start()
-    thread.join()
+    thread.join(within_s)
     if failed:
         raise failed.pop()
+    if not done:
+        raise PeerLostError(f"not all ranks came within {within_s:.0f} s", field="group")
     return done.pop()
 
 

@@ -88,6 +88,7 @@ class StateCollector(Collector):
             ("last_sync_timestamp_seconds", "Unix time of the last outer step", progress.last_sync_at_s),
             ("parameters", "Parameters of the model", state.num_parameters),
             ("slot", "Place in the run", state.assignment.slot if state.assignment else None),
+            ("ranks", "Rank workers that take its steps together", state.settings.ranks),
             ("worker_up", "The worker has joined the run", float(state.worker_ready)),
             (
                 "controller_up",

@@ -19,8 +19,8 @@ from diloco.data import TokenStream
 from diloco.fragment import flatten_module
 from diloco.group import Group, open_group
 from diloco.http_store import HttpStore
-from diloco.inner import InnerConfig, InnerLoop
-from diloco.model import ModelSize
+from diloco.inner import InnerConfig, InnerLoop, adamw
+from diloco.model import ModelSize, build_model
 from diloco.team import RankTeam, Team, fingerprint
 from diloco.workload import Part, Shard
 
@@ -173,6 +173,22 @@ class _Rank:
         team = RankTeam(lambda: group, rank=self._rank, num_ranks=num_ranks, is_gated=False, shards_optimizer=sharded)
         team.meet()
         return train(team, num_steps)
+
+    def compare(self, num_ranks: int, nudged_rank: int | None, takes_over: bool) -> str:
+        """See whether all ranks hold the same, where one may be off by the last bit of one element."""
+        assert self._group is not None
+        group = self._group
+        team = RankTeam(lambda: group, rank=self._rank, num_ranks=num_ranks, is_gated=False)
+        team.meet()
+        module = build_model(TINY, seed=0)
+        team.prepare(module, adamw(module, InnerConfig()))
+        if self._rank == nudged_rank:
+            with torch.no_grad():
+                next(module.parameters()).view(torch.int32).view(-1)[7] ^= 1
+        if takes_over:
+            team.take_over(module)
+        team.verify(module)
+        return "the same"
 
     def footprint(self) -> dict[str, int]:
         """Threads, descriptors, and resident memory in MiB."""

@@ -43,6 +43,17 @@ def test_three_ranks_with_unequal_parts_do_too(ranks: Ranks) -> None:
     expect_the_same(alone, *all_do(three, "train", NUM_STEPS, 3, False))
 
 
+@pytest.mark.integration
+def test_ranks_that_differ_by_one_bit_are_found_out(ranks: Ranks) -> None:
+    two = ranks(2)
+    all_do(two, "open", 1, 2)
+    assert all_do(two, "compare", 2, None, False) == ["the same"] * 2
+    for nudged in range(2):
+        answers = all_do(two, "compare", 2, nudged, False)
+        assert all(answer.startswith("RanksDifferError: ranks: the ranks' parameters differ") for answer in answers)
+        assert all_do(two, "compare", 2, nudged, True) == ["the same"] * 2
+
+
 def expect_the_same(alone: Trained, *trained: Trained) -> None:
     assert len({each.fingerprint for each in trained}) == 1
     for each in trained:
