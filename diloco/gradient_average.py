@@ -36,6 +36,11 @@ class GradientAverage:
         ]
         self._bounds = list(bucket_bounds(sizes, BUCKET_BYTES // self._flat.element_size()))
 
+    @property
+    def scratch(self) -> Tensor:
+        """One fp32 element per element of the parameters, free between two steps."""
+        return self._flat
+
     def __call__(self, group: Group, loss: Tensor, num_tokens: int) -> tuple[Tensor, int]:
         """The mean loss (a scalar) over all ranks, and all their tokens; the gradients are then the mean ones.
 

@@ -112,7 +112,6 @@ class RankTeam(Team):
         self._shards_optimizer = shards_optimizer
         self._has_order: Callable[[], bool] = lambda: False
         self._average: GradientAverage | None = None
-        self._flat: Tensor | None = None
 
     @property
     def group(self) -> Group:
@@ -128,7 +127,6 @@ class RankTeam(Team):
     ) -> None:
         self._has_order = has_order
         self._average = GradientAverage(list(trainable(module).values()))
-        self._flat = flatten_module(module)
         if self._shards_optimizer:
             shard_optimizer(optimizer, lambda: self.group, rank=self.rank, num_ranks=self.num_ranks)
 
@@ -179,7 +177,7 @@ class RankTeam(Team):
         Raises:
             RanksDifferError: they did not arrive as they are there.
         """
-        flat = flatten_module(module, out=self._flat)
+        flat = self._flattened(module)
         self.group.broadcast(flat)
         if self.rank != 0:
             unflatten_into(flat, module)
@@ -195,13 +193,17 @@ class RankTeam(Team):
         Raises:
             RanksDifferError: they do not.
         """
-        if not self.group.agrees(fingerprint(flatten_module(module, out=self._flat))):
+        if not self.group.agrees(fingerprint(self._flattened(module))):
             raise RanksDifferError(
                 "the ranks' parameters differ",
                 field="ranks",
                 remedy="the island starts again from the global parameters; if that repeats, look for ranks that"
                 " compute differently: other hardware, or a model that changes parameters outside of the optimizer",
             )
+
+    def _flattened(self, module: nn.Module) -> Tensor:
+        assert self._average is not None, "nothing has been prepared"
+        return flatten_module(module, out=self._average.scratch)
 
     def close(self) -> None:
         group, self._group = self._group, None

@@ -102,14 +102,3 @@ def test_a_killed_agent_takes_all_ranks_along(serve: Serve, run_island: RunIslan
     pids = island.until_status(lambda s: s.worker_ready).worker_pids
     island.kill()
     assert not any(map(is_alive, pids))
-
-
-def test_ranks_that_cannot_be_are_refused_in_one_line(run_island: RunIsland) -> None:
-    for options, said in (
-        (("--ranks", "3"), "batch_size 4 must be a multiple of ranks 3"),
-        (("--shard-optimizer",), "shard_optimizer needs several ranks"),
-        (("--ranks", "64", "--batch-size", "64"), "ranks: 64 ranks need as many cores"),
-    ):
-        island = run_island(*alone("http://127.0.0.1:1"), *options)
-        assert island.finish(60) == 2
-        assert said in island.lines[-1]

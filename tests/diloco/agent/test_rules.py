@@ -12,6 +12,8 @@ from diloco.agent.rules import (
     counts,
     deaths_in_a_row,
     limits_of,
+    rank_cores,
+    rank_threads,
     sync_command,
     times_of,
 )
@@ -132,3 +134,11 @@ def test_pauses_double_up_to_the_longest() -> None:
 def test_deaths_in_quick_succession_add_up_and_a_healthy_life_ends_the_count() -> None:
     assert deaths_in_a_row(2, lived_s=1.0) == 3
     assert deaths_in_a_row(2, lived_s=3600.0) == 1
+
+
+def test_ranks_share_out_cores_and_threads() -> None:
+    assert [rank_cores((4, 5, 6), rank=rank, num_ranks=2) for rank in range(2)] == [(4, 6), (5,)]
+    assert rank_cores((), rank=1, num_ranks=2) == ()
+    assert rank_cores((3,), rank=1, num_ranks=2) == (3,)
+    assert [rank_threads(7, rank=rank, num_ranks=3) for rank in range(3)] == [3, 2, 2]
+    assert [rank_threads(1, rank=rank, num_ranks=3) for rank in range(3)] == [1, 1, 1]
