@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Body, Path, Query, Request, Response
+from fastapi.openapi.models import Example
 
 from service.errors import InputError, OverloadedError
 from service.store import MAX_KEY_CHARS, MAX_VALUE_BYTES, Values
@@ -28,6 +29,11 @@ MAX_WAITING = 10_000
 """Requests that wait for a value at once."""
 STORE_PATH = "/v1/store/"
 OCTETS = "application/octet-stream"
+
+CHANGES: dict[str, Example] = {
+    "count": {"summary": "Add to a counter", "value": {"add": 1}},
+    "compare": {"summary": "Set what is not there", "value": {"expected": "", "desired": "YWRkcmVzcw=="}},
+}
 
 Epoch = Annotated[int, Path(ge=0, le=2**63 - 1, description="Grows whenever the group's members change.")]
 Key = Annotated[str, Path(min_length=1, max_length=MAX_KEY_CHARS)]
@@ -108,7 +114,9 @@ def build_store_router(store: SharedStore) -> APIRouter:
         return Response(status_code=200 if found else 204)
 
     @router.post("/{epoch}/{key:path}", summary="Add to a counter, or compare and set")
-    async def change_value(epoch: Epoch, key: Key, change: Change, group: GroupName = "") -> Response:
+    async def change_value(
+        epoch: Epoch, key: Key, change: Annotated[Change, Body(openapi_examples=CHANGES)], group: GroupName = ""
+    ) -> Response:
         value = _apply(values, group, epoch, key, change, now_s=store.now_s)
         store.announce()
         return _json(Changed.model_construct(value=value))
