@@ -5,6 +5,10 @@ With P trained values, c(P) bytes of the codec, and 4 bytes per fp32 value:
     held between syncs      global parameters, scratch, incoming ones       12P       (+ 4P owed, with a lossy codec)
     more, during one        local parameters as they were sent              4P        (+ 8P encoding, + c(P))
 
+An island of several ranks has these in its first one alone. Every rank has
+
+    mean gradients on their way             4P              (+ 4P of parameters, with a sharded optimizer)
+
 An fp32 contribution shares the memory of these local parameters. Activations are not in it: measure steps.
 """
 
@@ -18,13 +22,15 @@ from service.wire import Wire
 
 
 class Memory(Wire):
-    """Bytes on the island, activations and libraries aside."""
+    """Bytes on the island, activations and libraries aside; with several ranks, on the first, which has the most."""
 
     parameters: int
     """Frozen ones too."""
     buffers: int
     gradients: int
     optimizer: int
+    averaging: int = 0
+    """Buffers for what several ranks tell each other."""
     sync_held: int
     """The sync's buffers, all the time."""
     sync_peak: int
@@ -33,7 +39,8 @@ class Memory(Wire):
     @property
     def total(self) -> int:
         """At most, during a sync; gradients may be there meanwhile."""
-        return self.parameters + self.buffers + self.gradients + self.optimizer + self.sync_held + self.sync_peak
+        trained = self.parameters + self.buffers + self.gradients + self.optimizer
+        return trained + self.averaging + self.sync_held + self.sync_peak
 
 
 class FragmentSync(Wire):
@@ -51,7 +58,7 @@ class FragmentSync(Wire):
 
 
 class StepTime(Wire):
-    """Inner steps as they were measured."""
+    """Inner steps as they were measured; of several ranks, one's part, without adding up the gradients."""
 
     steps: int
     median_s: float
@@ -67,7 +74,9 @@ class Footprint(Wire):
     model: str
     num_parameters: int
     num_trained: int
+    num_ranks: int = 1
     tokens_per_step: int
+    """Of all ranks together."""
     memory: Memory
     memory_total: int
     codec: CodecName
@@ -88,6 +97,13 @@ def sync_memory(num_values: int, codec: Codec) -> tuple[int, int]:
     if codec.carries_parameters:
         return 3 * whole, whole
     return 4 * whole, 3 * whole + codec.num_bytes(num_values)
+
+
+def averaging_memory(num_values: int, *, num_ranks: int, is_sharded: bool) -> int:
+    """Bytes of the buffers of one of several ranks."""
+    if num_ranks == 1:
+        return 0
+    return FP32_BYTES * num_values * (2 if is_sharded else 1)
 
 
 def fragment_syncs(

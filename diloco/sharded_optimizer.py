@@ -20,15 +20,14 @@ from diloco.group import Group
 
 def shard_optimizer(optimizer: Optimizer, group: Callable[[], Group], *, rank: int, num_ranks: int) -> None:
     """Make the optimizer's next steps those of one rank; all ranks do this, and then step together."""
-    parameters = [parameter for entry in optimizer.param_groups for parameter in entry["params"]]
-    owners = share_out([parameter.numel() for parameter in parameters], num_ranks)
-    owned = [[p for p, owner in zip(parameters, owners, strict=True) if owner == each] for each in range(num_ranks)]
-    buffers = [torch.empty(sum(p.numel() for p in each), device=parameters[0].device) for each in owned]
+    owned = owned_parameters(optimizer, num_ranks)
+    buffers = [torch.empty(sum(p.numel() for p in part), device=part[0].device if part else None) for part in owned]
 
     def drop_foreign_gradients(*_: Any) -> None:
-        for each, owner in zip(parameters, owners, strict=True):
-            if owner != rank:
-                each.grad = None
+        for owner, part in enumerate(owned):
+            for each in part:
+                if owner != rank:
+                    each.grad = None
 
     def exchange(*_: Any) -> None:
         for source, (part, buffer) in enumerate(zip(owned, buffers, strict=True)):
@@ -37,6 +36,13 @@ def shard_optimizer(optimizer: Optimizer, group: Callable[[], Group], *, rank: i
 
     optimizer.register_step_pre_hook(drop_foreign_gradients)
     optimizer.register_step_post_hook(exchange)
+
+
+def owned_parameters(optimizer: Optimizer, num_ranks: int) -> list[list[nn.Parameter]]:
+    """The parameters that each rank owns."""
+    parameters = [parameter for entry in optimizer.param_groups for parameter in entry["params"]]
+    owners = share_out([parameter.numel() for parameter in parameters], num_ranks)
+    return [[p for p, owner in zip(parameters, owners, strict=True) if owner == rank] for rank in range(num_ranks)]
 
 
 @torch.no_grad()

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from diloco.byte_text import ByteText
+from diloco.inner import InnerConfig, InnerLoop
+from diloco.model import ModelSize
 from diloco.protocol import (
     FailedEvent,
     GroupPlace,
@@ -22,6 +25,8 @@ from diloco.protocol import (
     SyncedEvent,
 )
 from diloco.schema import Phase, SyncOutcome
+from diloco.workload import Shard
+from diloco.workload_loading import build_module
 from sidecar.vllm_plugin.gate_writer import GateWriter, Heartbeat
 from sidecar.vllm_plugin.records import SlotFlag
 from tests.diloco.test_worker import DEADLINE_S, OWN, Start, WorkerUnderTest, start
@@ -98,6 +103,56 @@ def test_both_ranks_train_on_while_a_round_is_open(serve: Serve, pair: Pair, tmp
     assert first.progress(lambda p: p.phase is Phase.INNER).step > before.step + 10
     assert not any(isinstance(event, FailedEvent) for event in first.events)
     stop(first, second)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_fragments": 2, "codec": "int4", "accumulation_steps": 2}],
+    ids=["whole", "fragments"],
+)
+def test_both_ranks_adopt_what_came_beside_inner_steps(
+    serve: Serve, pair: Pair, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    first, second = pair(serve(tmp_path / "sync", quorum=1), **options)
+    first.wait_for(ReadyEvent)
+    for number in range(4):
+        before = first.progress(lambda p: p.phase is Phase.INNER)
+        seen = len(first.events)
+        first.send(SyncCommand(round=number, epoch=1, deadline_s=time.time() + DEADLINE_S, overlap=True))
+        report = first.wait_for(SyncedEvent, after=seen).report
+        assert (report.outcome, report.round) == (SyncOutcome.APPLIED, number)
+        first.progress(lambda p, step=before.step: p.step > step)  # type: ignore[misc]
+    # It begins with a comparison of digests, and ends with another.
+    assert first.sync(4).outcome is SyncOutcome.APPLIED
+    assert not any(isinstance(event, FailedEvent) for event in (*first.events, *second.events))
+    stop(first, second)
+
+
+def losses_of_one_rank(corpus: Path, shape: dict[str, int], *, start_step: int, until_step: int) -> dict[int, float]:
+    """By the number of steps taken, with two batches each."""
+    size = ModelSize(num_layers=1, num_heads=2, width=shape["width"], context=shape["context"])
+    workload = ByteText(size, data=(corpus,), batch_size=shape["batch_size"])
+    config = InnerConfig(lr=3e-3, warmup_steps=5, weight_decay=0.1, clip_norm=1.0)
+    inner = InnerLoop(build_module(workload, seed=0), config, step=start_step)
+    batches = workload.batches(Shard(slot=0, num_shards=2, seed=0), position=2 * start_step)
+    losses: dict[int, float] = {}
+    while inner.step < until_step:
+        assert inner.take_step(next(batches), next(batches))
+        losses[inner.step] = inner.loss or 0.0
+    return losses
+
+
+def test_two_ranks_accumulate_as_one_does(serve: Serve, pair: Pair, tmp_path: Path) -> None:
+    shape = {"width": 128, "context": 64, "batch_size": 16}
+    first, second = pair(serve(tmp_path / "sync"), accumulation_steps=2, start_step=3, **shape)
+    first.progress(lambda p: p.step > 10)
+    stop(first, second)
+    told = [event.progress for event in first.events if isinstance(event, ProgressEvent) and event.progress.loss][:3]
+    assert told
+    alone = losses_of_one_rank(tmp_path / "corpus.txt", shape, start_step=3, until_step=told[-1].step)
+    for each in told:
+        assert each.tokens == 2 * 16 * 64 * (each.step - 3)
+        assert each.loss == pytest.approx(alone[each.step], rel=1e-3)
 
 
 def test_the_loss_falls_and_tokens_are_those_of_both(serve: Serve, pair: Pair, tmp_path: Path) -> None:
