@@ -29,6 +29,7 @@ from controller.refusals import CountRefusals
 from controller.state import FleetState, restore_run_id
 from service.app import build_app, error_response
 from service.extras import require_extra
+from service.store_api import STORE_PATH, SharedStore, build_store_router
 from service.tasks import Background, every
 
 if TYPE_CHECKING:
@@ -93,12 +94,15 @@ def _build(
     loop = Loop(controller)
     dashboard = Dashboard(controller)
     recall = Recall(controller)
+    # In memory alone: after a restart it is empty, and groups are made anew under a new epoch.
+    store = SharedStore()
     controller.metrics.registry.register(FleetCollector(controller.gauges, controller.leadership))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI, tasks: Background) -> AsyncIterator[None]:
         async def release_polls() -> None:
             await tasks.exit.wait()
+            store.close()
             if controller.has_state:
                 controller.state.mailboxes.close()
 
@@ -132,7 +136,7 @@ def _build(
     )
     app.add_middleware(CountRefusals, refusals=controller.metrics.refusals)
     app.add_exception_handler(StandbyError, answer_standby)
-    for router in (build_router(controller, loop), build_lab_router(controller)):
+    for router in (build_router(controller, loop), build_lab_router(controller), build_store_router(store)):
         app.include_router(router, dependencies=[Depends(leader_only(controller))])
     app.include_router(dashboard.router)
     app.state.loop = loop
@@ -142,10 +146,11 @@ def _build(
 
 
 def leader_only(controller: Controller) -> Callable[[Request], Awaitable[None]]:
-    """A dependency of routes: what changes something, and directives, are the leader's alone."""
+    """A dependency of routes: what changes something, directives and the store are the leader's alone."""
 
     async def check(request: Request) -> None:
-        if request.method not in {"GET", "HEAD"} or request.url.path.endswith("/directives"):
+        path = request.url.path
+        if request.method not in {"GET", "HEAD"} or path.endswith("/directives") or path.startswith(STORE_PATH):
             controller.check_leads()
 
     return check

@@ -23,6 +23,7 @@ FAMILIES = frozenset(
         "rounds",
         "samples",
         "shadow",
+        "store",
     }
 )
 """What may follow ``/v1/``; anything else is ``other``, so that nobody makes up labels."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from diloco.data import TokenStream, load_corpus, shown_source
 from diloco.model import ByteGPT, ModelSize, build_model, next_byte_loss
-from diloco.workload import Shard, Workload
+from diloco.workload import Part, Shard, Workload, rows_of
 
 
 class ByteText(Workload[Tensor]):
@@ -40,6 +40,10 @@ class ByteText(Workload[Tensor]):
             position=position,
             source=shown_source(self._data),
         )
+
+    def rank_batches(self, shard: Shard, part: Part, *, position: int) -> Iterator[Tensor]:
+        """The rank's rows of the batches: however many ranks there are, the island trains on the same."""
+        return rows_of(self.batches(shard, position=position), part)
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         return next_byte_loss(model, batch)

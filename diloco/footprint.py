@@ -6,7 +6,12 @@ With P trained values, c(P) bytes of the codec, and 4 bytes per fp32 value:
     from the first sync on      local parameters as they were sent              4P      (+ 4P left out, + c(P))
 
 A contribution of which nobody knows yet what became of it keeps its own of the second line. An fp32 one shares the
-memory of its local parameters. Fragments have theirs each. Activations are not in it: measure steps.
+memory of its local parameters. Fragments have theirs each. An island of several ranks has these in its first one alone.
+Every rank has
+
+    mean gradients on their way             4P              (+ 4P of parameters, with a sharded optimizer)
+
+Activations are not in it: measure steps.
 """
 
 from __future__ import annotations
@@ -19,13 +24,15 @@ from service.wire import Wire
 
 
 class Memory(Wire):
-    """Bytes on the island, activations and libraries aside."""
+    """Bytes on the island, activations and libraries aside; with several ranks, on the first, which has the most."""
 
     parameters: int
     """Frozen ones too."""
     buffers: int
     gradients: int
     optimizer: int
+    averaging: int = 0
+    """Buffers for what several ranks tell each other."""
     sync_held: int
     """The sync's buffers, from the start."""
     sync_peak: int
@@ -34,7 +41,8 @@ class Memory(Wire):
     @property
     def total(self) -> int:
         """At most; gradients may be there during a sync."""
-        return self.parameters + self.buffers + self.gradients + self.optimizer + self.sync_held + self.sync_peak
+        trained = self.parameters + self.buffers + self.gradients + self.optimizer
+        return trained + self.averaging + self.sync_held + self.sync_peak
 
 
 class FragmentSync(Wire):
@@ -52,7 +60,7 @@ class FragmentSync(Wire):
 
 
 class StepTime(Wire):
-    """Inner steps as they were measured."""
+    """Inner steps as they were measured; of several ranks, one's part, without adding up the gradients."""
 
     steps: int
     median_s: float
@@ -68,7 +76,9 @@ class Footprint(Wire):
     model: str
     num_parameters: int
     num_trained: int
+    num_ranks: int = 1
     tokens_per_step: int
+    """Of all ranks together."""
     memory: Memory
     memory_total: int
     codec: CodecName
@@ -89,6 +99,13 @@ def sync_memory(num_values: Sequence[int], codec: Codec) -> tuple[int, int]:
     if codec.carries_parameters:
         return 3 * whole, whole
     return 4 * whole, 2 * whole + sum(codec.num_bytes(count) for count in num_values)
+
+
+def averaging_memory(num_values: int, *, num_ranks: int, is_sharded: bool) -> int:
+    """Bytes of the buffers of one of several ranks."""
+    if num_ranks == 1:
+        return 0
+    return FP32_BYTES * num_values * (2 if is_sharded else 1)
 
 
 def fragment_syncs(

@@ -22,7 +22,7 @@ from diloco.corpus import corpus_files
 from diloco.data import TokenStream, load_corpus, read_whole, shown_source
 from diloco.hf_files import FIELD, check_hf_model, has_tokenizer, has_weights
 from diloco.model import VOCAB_SIZE
-from diloco.workload import Shard, Workload
+from diloco.workload import Part, Shard, Workload, rows_of
 from service.errors import InputError, WadilocoError
 
 logger = logging.getLogger(__name__)
@@ -122,6 +122,10 @@ class HfCausalLM(Workload[Tensor]):
             source=shown_source(self._data),
             unit=unit,
         )
+
+    def rank_batches(self, shard: Shard, part: Part, *, position: int) -> Iterator[Tensor]:
+        """The rank's rows of the batches: however many ranks there are, the island trains on the same."""
+        return rows_of(self.batches(shard, position=position), part)
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         """Mean cross-entropy (nats per token) of predicting batch[:, 1:]."""

@@ -89,18 +89,21 @@ class InnerLoop:
         safepoint: Callable[[], None] = lambda: None,
         loss: Callable[[nn.Module, Any], Tensor] = next_byte_loss,
         optimizer: Optimizer | None = None,
+        average: Callable[[Tensor], Tensor] = lambda loss: loss,
     ) -> None:
         """``safepoint`` is called after each backward pass, before the gradients are used; what it raises leaves the
         parameters alone.
 
         ``loss`` makes a scalar of the module and a batch; ``optimizer`` is by default `adamw`. The learning rates that
-        its groups have here are their peaks.
+        its groups have here are their peaks. ``average`` is called with the loss when the gradients are complete: it
+        makes them those of all ranks, and returns the mean loss.
         """
         self._module = module
         self._safepoint = safepoint
         self._config = config
         self._schedule = config.schedule
         self._loss_of = loss
+        self._average = average
         self._device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
         autocast(config.precision, self._device)  # what cannot work is told before the first step
         self._optimizer = adamw(module, config) if optimizer is None else optimizer
@@ -127,6 +130,7 @@ class InnerLoop:
         """
         self._optimizer.zero_grad(set_to_none=True)
         value = self._add_gradients(batches, tokens or [1] * len(batches))
+        value = self._average(torch.tensor(value)).item()
         norm = nn.utils.clip_grad_norm_(self._module.parameters(), self._config.clip_norm)
         applied = math.isfinite(value) and math.isfinite(norm.item())
         if applied:

@@ -18,6 +18,21 @@ SyncPriority = Literal["normal", "idle"]
 """How urgently a sync's transfers run. Usually normal: in a synchronous round every island waits for the slowest."""
 
 
+class GroupPlace(Wire):
+    """Where the ranks of an island meet, and for how long they wait for each other."""
+
+    store_url: str
+    store_token: SecretStr
+    name: str
+    epoch: int
+    timeout_s: float
+    """Deadline of every wait of one rank for another: longer than an inner step takes, and than a start does."""
+
+    @field_serializer("store_token", when_used="json")
+    def _reveal(self, token: SecretStr) -> str:
+        return token.get_secret_value()
+
+
 class WorkerConfig(Wire):
     """Everything that a rank worker needs to start, or to go on after a restart."""
 
@@ -56,6 +71,12 @@ class WorkerConfig(Wire):
     gate: Path | None = None
     gate_patience_s: float = 60.0
     gate_trickle_s: float = 10.0
+    rank: int = 0
+    """Which of the island's ranks this is; the first speaks for all."""
+    num_ranks: int = 1
+    group: GroupPlace | None = None
+    """Where several ranks meet."""
+    shard_optimizer: bool = False
     synchronizer_url: str
     timeout_s: float
     """Deadline of one request to the synchronizer."""

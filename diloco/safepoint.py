@@ -29,6 +29,8 @@ POLL_S = 0.001
 PACE = "pace"
 SPACING_S = 0.0008
 """A hook and its safepoint take some 5 µs: at this distance, well under 1 % of a step."""
+STEPS_TO_SPACE_OUT = 5
+"""Steps that are timed to find how many safepoints they can bear; the shortest counts."""
 LONGEST_REST_S = 1.0
 """Of pace: a pace close to 0 still looks up every second whether it changed."""
 

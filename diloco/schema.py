@@ -331,6 +331,9 @@ class AgentStatus(Wire):
     """None when the agent was started without a controller."""
     synchronizer_url: str | None
     worker_pid: int | None
+    """Of the first rank."""
+    worker_pids: tuple[int, ...] = ()
+    """Of all ranks, in their order."""
     worker_ready: bool
     """The worker has joined the run: it holds global parameters."""
     num_parameters: int | None

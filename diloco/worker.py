@@ -32,6 +32,8 @@ from diloco.agreement import disagreements
 from diloco.boundary import StepBoundary
 from diloco.byte_text import ByteText
 from diloco.codec import codec_named
+from diloco.follower import Follower
+from diloco.group import PeerLostError
 from diloco.hf_causal_lm import HfCausalLM
 from diloco.inbox import Inbox, TransferThread
 from diloco.inner import InnerConfig, InnerLoop
@@ -47,13 +49,25 @@ from diloco.protocol import (
     SyncedEvent,
     WorkerConfig,
 )
-from diloco.safepoint import Patience, Safepoint, YieldInterrupted, hooked, layers_of, open_gate, pass_by, spaced_out
+from diloco.rendezvous import team_of
+from diloco.safepoint import (
+    STEPS_TO_SPACE_OUT,
+    Patience,
+    Safepoint,
+    YieldInterrupted,
+    hooked,
+    layers_of,
+    open_gate,
+    pass_by,
+    spaced_out,
+)
 from diloco.scalars import open_scalars
 from diloco.scheduling import become_idle, lower_session, pin_to
 from diloco.schema import Phase, Progress, SyncOutcome, SyncReport, TrainerPhase
 from diloco.streaming import StreamingExchange, StreamingIsland
+from diloco.team import Action, RankTeam, Team
 from diloco.transport import SynchronizerClient
-from diloco.workload import Shard, Workload
+from diloco.workload import Part, Shard, Workload
 from diloco.workload_loading import (
     build_checkpointed_module,
     build_module,
@@ -78,8 +92,6 @@ REPORT_INTERVAL_S = 0.5
 REPORT_WAITING_S = 2.0
 """The same while the server has work: then each report costs it time."""
 RECENT_STEPS = 32
-STEPS_TO_SPACE_OUT = 5
-"""Steps that are timed to find how many safepoints they can bear; the shortest counts."""
 JOIN_ATTEMPT_S = 10.0
 PAUSED_WAIT_S = 0.5
 STOP_POLL_S = 0.2
@@ -100,27 +112,39 @@ class Worker:
     """One rank: its model, its data, its share in the rounds."""
 
     def __init__(
-        self, config: WorkerConfig, *, inbox: Inbox, transfers: TransferThread, events: TextIO, http: httpx.Client
+        self,
+        config: WorkerConfig,
+        *,
+        inbox: Inbox,
+        transfers: TransferThread,
+        events: TextIO,
+        http: httpx.Client,
+        team: Team,
     ) -> None:
         self._config = config
         self._inbox = inbox
         self._transfers = transfers
         self._events = events
+        self._team = team
         self._workload = open_workload(config)
         shard = Shard(slot=config.slot, num_shards=config.data_shards, seed=config.seed)
+        part = Part(rank=config.rank, num_ranks=config.num_ranks)
         # As many batches per inner step, skipped ones too: the stream goes on where the slot left it.
         position = config.start_step * config.accumulation_steps
-        self._batches = open_batches(self._workload, shard, position=position)
+        self._batches = open_batches(self._workload, shard, part, position=position)
         module = build_model(self._workload, config)
         self._island = StreamingIsland(module, codec_named(config.codec))
         self._safepoint = self._open_safepoint(config.gate) if config.gate is not None else None
+        optimizer = build_optimizer(self._workload, module, inner_config(config))
+        team.prepare(module, optimizer, has_order=self._has_order)
         self._inner = InnerLoop(
             module,
             inner_config(config),
             step=config.start_step,
             safepoint=self._safepoint or pass_by,
             loss=self._workload.loss,
-            optimizer=build_optimizer(self._workload, module, inner_config(config)),
+            optimizer=optimizer,
+            average=team.average,
         )
         self._inner.skipped = config.start_skipped
         # A reader of its own: the transfer thread asks while the inner loop does.
@@ -151,15 +175,19 @@ class Worker:
         self._report(Phase.STARTING)
         self._phases.start()
         try:
+            self._team.meet()
             self._join_and_train()
+            self._team.tell(Action.STOP)
         finally:
             self._phases.close()
             if self._scalars is not None:
                 self._scalars.close()
+            self._team.close()
 
     def _join_and_train(self) -> None:
         if not self._join():
             return
+        self._team.share(self._island.module)
         self._tell_lost_residual()
         parameters = count_parameters(self._island.module)
         island = self._island
@@ -200,6 +228,7 @@ class Worker:
                 self._synchronize(command)
             elif self._inbox.paused:
                 self._phases.enter(TrainerPhase.NONE)
+                self._team.tell(Action.PAUSE)
                 self._report(Phase.PAUSED)
                 self._inbox.wait(PAUSED_WAIT_S)
             else:
@@ -235,7 +264,7 @@ class Worker:
     def _open_safepoint(self, gate: Path) -> Safepoint:
         return Safepoint(
             open_gate(gate),
-            patience=Patience(patience_s=self._config.gate_patience_s, trickle_s=self._config.gate_trickle_s),
+            patience=patience_of(self._config),
             has_order=self._has_order,
             on_wait=self._report_waiting,
         )
@@ -251,11 +280,13 @@ class Worker:
         """One inner step, unless an order comes while it waits for the gate: then its batches are taken again."""
         started_s = time.perf_counter()
         waited_s = self._waited().total_s
+        self._team.start_step()
         try:
             if self._safepoint is not None:
                 self._safepoint.start_step()
             num_tokens = self._train_on_batches()
         except YieldInterrupted:
+            self._team.abandon()
             return
         finally:
             if self._safepoint is not None:
@@ -278,7 +309,12 @@ class Worker:
             while len(self._taken) < self._config.accumulation_steps:
                 self._taken.append(next(self._batches))
             tokens = [count_tokens(self._workload, batch) for batch in self._taken]
-            return sum(tokens) if self._inner.take_step(*self._taken, tokens=tokens) else 0
+            self._team.weigh(sum(tokens))
+            return self._team.num_tokens if self._inner.take_step(*self._taken, tokens=tokens) else 0
+        except PeerLostError:
+            # Where another rank's batch is at fault, the next workers must begin with it to find out.
+            self._report(Phase.INNER, measure=False)
+            raise
         except (WadilocoError, YieldInterrupted):
             raise
         except Exception as exc:
@@ -295,7 +331,9 @@ class Worker:
             return
         started_s = time.time()
         self._report(Phase.SYNC)
+        self._team.start_sync(self._island.module)
         done = self._on_transfer_thread(self._transfers.submit(lambda: self._exchange.run(command)))
+        self._share()
         # As the inner loop saw it, with the time that an idle thread waits for its core.
         times = {"started_s": started_s, "finished_s": time.time()}
         self._end_sync(command, done.model_copy(update=times) if done is not None else None, now_s=started_s)
@@ -305,6 +343,8 @@ class Worker:
         """Copy the parameters, and leave the rest to the transfer thread."""
         started_s, boundary = time.time(), self._boundary
         boundary.blocked_s = 0.0
+        # The others only see that they hold what is captured; what is adopted later they get when it is.
+        boundary.time(lambda: self._team.start_sync(self._island.module))
         captured = boundary.time(lambda: self._exchange.capture(command))
         end = self._transfers.submit(lambda: self._exchange.run(command, captured=captured, at_boundary=boundary))
         self._overlapped = OverlappedSync(command, end, started_s=started_s)
@@ -314,6 +354,7 @@ class Worker:
         if self._boundary.is_waiting:
             self._phases.enter(TrainerPhase.SYNC)
             self._boundary.serve()
+            self._boundary.time(self._share)
         if not sync.end.done():
             return
         self._overlapped = None
@@ -330,6 +371,12 @@ class Worker:
             logger.info("sync skipped, nothing to do round=%s version=%d", command.round, self._island.version)
         else:
             self._note_sync(report)
+
+    def _share(self) -> None:
+        """After a sync all ranks go on from the same parameters."""
+        # A transfer that was given up at a stop may still be at work on them.
+        if not self._inbox.stop.is_set():
+            self._team.share(self._island.module)
 
     def _note_sync(self, report: SyncReport) -> None:
         if report.outcome is not SyncOutcome.FAILED:
@@ -352,6 +399,7 @@ class Worker:
         while not self._inbox.stop.is_set():
             if wait([future], timeout=STOP_POLL_S).done:
                 return future.result()
+            self._team.tell(Action.HOLD)
         return future.result() if wait([future], timeout=ABANDON_S).done else None
 
     def _waited(self) -> Waited:
@@ -363,6 +411,7 @@ class Worker:
 
     def _report_waiting(self) -> None:
         """Say now and then that the worker waits, without the work that a norm is."""
+        self._team.wait_on()
         if time.monotonic() >= self._report_due_s:
             self._report(Phase.INNER, measure=False)
             self._report_due_s += REPORT_WAITING_S - REPORT_INTERVAL_S
@@ -415,6 +464,10 @@ def model_size(config: WorkerConfig) -> ModelSize:
     )
 
 
+def patience_of(config: WorkerConfig) -> Patience:
+    return Patience(patience_s=config.gate_patience_s, trickle_s=config.gate_trickle_s)
+
+
 def inner_config(config: WorkerConfig) -> InnerConfig:
     """The settings of the inner loop, by their names."""
     return InnerConfig(**config.model_dump(include={field.name for field in fields(InnerConfig)} - {"betas"}))
@@ -446,6 +499,23 @@ def open_client(config: WorkerConfig) -> httpx.Client:
     return httpx.Client(**client_options(settings, config.synchronizer_url, timeout_s=config.timeout_s))
 
 
+def lead(config: WorkerConfig, team: Team, inbox: Inbox, events: TextIO) -> None:
+    """Train as the first rank, which may be the only one."""
+    transfers = TransferThread(idle=config.sync_priority == "idle")
+    with open_client(config) as http:
+        Worker(config, inbox=inbox, transfers=transfers, events=events, http=http, team=team).run()
+
+
+def follow(config: WorkerConfig, team: RankTeam) -> None:
+    """Train as one of the other ranks."""
+    safepoint = None
+    if config.gate is not None:
+        safepoint = Safepoint(open_gate(config.gate), patience=patience_of(config), on_wait=team.wait_on)
+    workload = open_workload(config)
+    module = build_model(workload, config)
+    Follower(config, workload, module, inner_config(config), team=team, safepoint=safepoint).run()
+
+
 def main() -> int:
     """Read the configuration from stdin, train until told to stop; returns the exit code."""
     events = take_stdout()
@@ -462,10 +532,18 @@ def main() -> int:
     torch.set_num_threads(config.threads)
     inbox.listen(sys.stdin)
     try:
-        transfers = TransferThread(idle=config.sync_priority == "idle")
-        with open_client(config) as http:
-            Worker(config, inbox=inbox, transfers=transfers, events=events, http=http).run()
+        if config.num_ranks == 1:
+            lead(config, Team(), inbox, events)
+        else:
+            with team_of(config, cancelled=inbox.stop) as team:
+                if config.rank == 0:
+                    lead(config, team, inbox, events)
+                else:
+                    follow(config, team)
     except WadilocoError as exc:
+        if inbox.stop.is_set() and isinstance(exc, UnavailableError):
+            logger.info("stopped while it waited error=%s", exc)
+            return 0
         emit(events, FailedEvent(message=str(exc), exit_code=exc.exit_code), inbox)
         return exc.exit_code
     except Exception as exc:

@@ -35,6 +35,15 @@ class Shard:
     seed: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The part of a slot's data that one rank of its island trains on."""
+
+    rank: int = 0
+    """0 ≤ rank < num_ranks."""
+    num_ranks: int = 1
+
+
 class Workload(ABC, Generic[B]):
     """A model and what trains it. What it raises until its first inner step is done ends the island with the reason."""
 
@@ -50,6 +59,18 @@ class Workload(ABC, Generic[B]):
     def batches(self, shard: Shard, *, position: int) -> Iterator[B]:
         """The batches ``position``, position + 1, … of the shard, without an end; accumulation_steps of
         them (1 unless the island is told otherwise) are taken per inner step."""
+
+    def rank_batches(self, shard: Shard, part: Part, *, position: int) -> Iterator[B]:
+        """The batches of one rank, which are disjoint from the other ranks'; with one rank, those of the shard.
+
+        By default each rank has its own part of the shard, k mod (num_shards · num_ranks), and batches as large as
+        those of an island with one rank. An island of N ranks then takes N times as many samples per step.
+        """
+        if part.num_ranks == 1:
+            return self.batches(shard, position=position)
+        slot = shard.slot + shard.num_shards * part.rank
+        finer = Shard(slot=slot, num_shards=shard.num_shards * part.num_ranks, seed=shard.seed)
+        return self.batches(finer, position=position)
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: B) -> Tensor:
@@ -73,3 +94,10 @@ class Workload(ABC, Generic[B]):
         The blocks of a transformer, for example. A layer's forward must do the same when it is called again.
         """
         return ()
+
+
+def rows_of(batches: Iterator[Tensor], part: Part) -> Iterator[Tensor]:
+    """One rank's rows of batches whose first dimension is samples: row k is rank k mod num_ranks's."""
+    if part.num_ranks == 1:
+        return batches
+    return (batch[part.rank :: part.num_ranks] for batch in batches)

@@ -23,11 +23,13 @@ from torch.optim import Optimizer
 from diloco.activation_checkpointing import checkpoint_activations
 from diloco.fragment import trainable
 from diloco.inner import InnerConfig
-from diloco.workload import Shard, Workload
+from diloco.workload import Part, Shard, Workload
 from diloco.workload_source import FIELD, find_module, missing_factory, split_name
 from service.errors import InputError, UnavailableError, WadilocoError
 
 logger = logging.getLogger(__name__)
+
+WHOLE = Part()
 
 
 def load_workload(name: str, options: Mapping[str, str]) -> Workload[Any]:
@@ -117,7 +119,7 @@ def build_optimizer(workload: Workload[Any], module: nn.Module, config: InnerCon
     return optimizer
 
 
-def open_batches(workload: Workload[Any], shard: Shard, *, position: int) -> Iterator[Any]:
+def open_batches(workload: Workload[Any], shard: Shard, part: Part = WHOLE, *, position: int) -> Iterator[Any]:
     """The batches from ``position`` on; the first is made here, so that what keeps it from being made is known.
 
     Raises:
@@ -125,7 +127,7 @@ def open_batches(workload: Workload[Any], shard: Shard, *, position: int) -> Ite
         UnavailableError: see `blamed`.
     """
     with blamed("batches"):
-        batches = workload.batches(shard, position=position)
+        batches = workload.rank_batches(shard, part, position=position)
     if not isinstance(batches, Iterator):
         raise refused(f"batches returned {_kind(batches)}, not an iterator", "write it with yield, or return iter(…)")
     endless = _endless(batches, position)

@@ -83,7 +83,7 @@ def build_app(
     app.add_middleware(HeadAsGet)
     if settings.token is not None:
         app.add_middleware(BearerToken, token=settings.token.get_secret_value())
-    app.add_exception_handler(WadilocoError, _answer_error)
+    app.add_exception_handler(WadilocoError, answer_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http)
 
@@ -126,7 +126,8 @@ def package_version() -> str:
         return "0+unknown"
 
 
-async def _answer_error(_: Request, exc: Exception) -> Response:
+async def answer_error(_: Request, exc: Exception) -> Response:
+    """What a `WadilocoError` becomes over HTTP."""
     assert isinstance(exc, WadilocoError)
     return error_response(exc.http_status, type(exc).__name__, exc.message, exc.field, exc.remedy)
 

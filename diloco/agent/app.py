@@ -17,6 +17,7 @@ from controller.schema import Directive, DirectiveKind
 from diloco.agent.config import IslandSettings
 from diloco.agent.link import ControllerLink
 from diloco.agent.metrics import IslandMetrics
+from diloco.agent.rendezvous import RankStore
 from diloco.agent.rules import (
     Solitude,
     autonomous_command,
@@ -63,19 +64,26 @@ class Agent:
         self,
         settings: IslandSettings,
         *,
-        supervise: Callable[[IslandSettings, AgentState, IslandMetrics], Trainer] = Supervisor,
+        supervise: Callable[[IslandSettings, AgentState, IslandMetrics], Trainer] | None = None,
     ) -> None:
-        """``supervise`` makes the trainer; by default one that keeps a worker process."""
+        """``supervise`` makes the trainer; by default one that keeps worker processes."""
         self.settings = settings
         self.state = AgentState(settings)
         self.registry = CollectorRegistry()
         self._metrics = IslandMetrics(self.registry, self.state)
-        self._supervisor = supervise(settings, self.state, self._metrics)
+        self._store = RankStore() if settings.ranks > 1 else None
+        self._supervisor: Trainer = (
+            Supervisor(settings, self.state, self._metrics, store=self._store)
+            if supervise is None
+            else supervise(settings, self.state, self._metrics)
+        )
         self.state.assign(settings.slot, settings.synchronizer)
 
     @asynccontextmanager
     async def lifespan(self, _: FastAPI, tasks: Background) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
+            if (store := self._store) is not None:
+                tasks.start("rank store", lambda: store.run(tasks.exit))
             tasks.start("supervisor", lambda: self._supervisor.run(tasks.exit))
             tasks.start("autonomy", lambda: every(AUTONOMY_PERIOD_S, tasks.exit, self._sync_if_alone))
             urls = self.settings.controllers

@@ -21,6 +21,7 @@ from sidecar.schema import Name
 Core = Annotated[int, Field(ge=0, lt=MAX_CORES)]
 WorkloadName = Annotated[str, Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*$")]
 
+MAX_RANKS = 64
 BYTE_TEXT_OPTIONS = ("num_layers", "num_heads", "width", "context", "data", "batch_size")
 """Those of the built-in workload."""
 BYTE_GPT_OPTIONS = ("num_layers", "num_heads", "width")
@@ -33,7 +34,7 @@ def default_node() -> str:
 
 
 class IslandSettings(InnerSettings, DryRunSettings):
-    """An island of the run: its agent, and the rank worker that the agent supervises.
+    """An island of the run: its agent, and the rank workers that the agent supervises.
 
     All islands of a run need the same seed, workload or model, data and data_shards.
     """
@@ -86,10 +87,19 @@ class IslandSettings(InnerSettings, DryRunSettings):
     num_fragments: int | None = Field(default=None, ge=1, le=MAX_FRAGMENTS)
     """Without a controller, which decides it where there is one: parts of the model that sync in turn. By default those
     of the run that there is, and 1 in a new one."""
+    ranks: int = Field(default=1, ge=1, le=MAX_RANKS)
+    """Worker processes that take the island's inner steps together, each on its part of the data. They share out
+    batch_size, which must be a multiple; of a workload of your own each has batches of its own."""
+    shard_optimizer: bool = False
+    """Let each rank keep the optimizer's state of a part of the parameters only."""
+    group_timeout_s: float = Field(default=120.0, ge=1, le=3600)
+    """Longest wait of one rank for another, after which all start again; longer than a start and than an inner step.
+    A rank that dies is seen at once."""
     cores: tuple[Core, ...] = ()
-    """Numbers of the CPU cores that the worker is pinned to, such as 0,1; by default it may use all."""
+    """Numbers of the CPU cores that the workers are pinned to, such as 0,1; by default they may use all. Several ranks
+    share them out."""
     threads: int = Field(default=1, ge=1, le=1024)
-    """Threads of one inner step."""
+    """Threads of one inner step; several ranks share them out, and have at least one each."""
     idle_priority: bool = True
     """Let inner steps compete for the core; otherwise they run only when nobody else wants it (SCHED_IDLE on Linux, low
     priority elsewhere)."""
@@ -137,6 +147,10 @@ class IslandSettings(InnerSettings, DryRunSettings):
             raise ValueError("workload_options need a workload: give --workload MODULE:FACTORY")
         if self.width % self.num_heads:
             raise ValueError(f"width {self.width} must be a multiple of num_heads {self.num_heads}")
+        if self.workload is None and self.batch_size % self.ranks:
+            raise ValueError(f"batch_size {self.batch_size} must be a multiple of ranks {self.ranks}")
+        if self.shard_optimizer and self.ranks == 1:
+            raise ValueError("shard_optimizer needs several ranks: give --ranks, or leave it out")
         if not self.dry_run and self.controller is None and (self.slot is None or self.synchronizer is None):
             raise ValueError("controller is not set: give its URL, or give both slot and synchronizer")
         if self.controller is not None and self.num_fragments is not None:

@@ -14,16 +14,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from diloco.agent.config import IslandSettings
+from diloco.agent.rules import rank_cores, rank_threads
 from diloco.bandwidth import bytes_per_s
 from diloco.codec import codec_named
-from diloco.footprint import Footprint, Memory, StepTime, fragment_syncs, sync_memory
+from diloco.footprint import Footprint, Memory, StepTime, averaging_memory, fragment_syncs, sync_memory
 from diloco.fragment import manifest_of, num_elements, trainable
 from diloco.inner import InnerLoop
 from diloco.partition import cut
 from diloco.protocol import WorkerConfig
 from diloco.scheduling import pin_to
+from diloco.sharded_optimizer import owned_parameters
 from diloco.worker import build_model, inner_config, open_workload
-from diloco.workload import Shard, Workload
+from diloco.workload import Part, Shard, Workload
 from diloco.workload_loading import blamed, build_optimizer, count_tokens, fault, open_batches
 from service.errors import WadilocoError
 
@@ -54,20 +56,23 @@ def measure(settings: IslandSettings) -> Footprint:
     workload = open_workload(config)
     module = build_model(workload, config)
     optimizer = build_optimizer(workload, module, inner_config(config))
-    batches = open_batches(
-        workload, Shard(slot=config.slot, num_shards=config.data_shards, seed=config.seed), position=0
-    )
-    first = [next(batches) for _ in range(config.accumulation_steps)]
+    # One after the other, so that only one rank's data is held at a time.
+    tokens = sum(_count_step(workload, _open(workload, config, rank), config) for rank in range(1, config.num_ranks))
+    batches = _open(workload, config, 0)
+    tokens += _count_step(workload, batches, config)
     codec, pull = codec_named(settings.codec), codec_named(settings.pull_codec)
     counts = [num_elements(part.tensors) for part in cut(manifest_of(module), settings.num_fragments or 1)]
     trained = sum(counts)
     fragments = fragment_syncs(counts, push=codec, pull=pull, bytes_per_s=bytes_per_s(settings.bandwidth))
-    memory = _memory(module, optimizer, *sync_memory(counts, codec))
+    memory = _memory(
+        module, optimizer, *sync_memory(counts, codec), num_ranks=config.num_ranks, is_sharded=config.shard_optimizer
+    )
     return Footprint(
         model=model_name(settings),
         num_parameters=sum(parameter.numel() for parameter in module.parameters()),
         num_trained=trained,
-        tokens_per_step=sum(count_tokens(workload, batch) for batch in first),
+        num_ranks=config.num_ranks,
+        tokens_per_step=tokens,
         memory=memory,
         memory_total=memory.total,
         codec=codec.name,
@@ -82,12 +87,28 @@ def measure(settings: IslandSettings) -> Footprint:
 
 
 def worker_config(settings: IslandSettings) -> WorkerConfig:
-    """What the agent would start its worker with, for the first slot if none is given."""
+    """What the agent would start its first worker with, for the first slot if none is given."""
     names = WorkerConfig.model_fields.keys() & type(settings).model_fields.keys()
     chosen = {name: getattr(settings, name) for name in names}
-    return WorkerConfig.model_validate(
-        chosen | {"slot": settings.slot or 0, "synchronizer_url": settings.synchronizer or "", "timeout_s": 1.0}
-    )
+    chosen |= {
+        "slot": settings.slot or 0,
+        "num_ranks": settings.ranks,
+        "cores": rank_cores(settings.cores, rank=0, num_ranks=settings.ranks),
+        "threads": rank_threads(settings.threads, rank=0, num_ranks=settings.ranks),
+        "synchronizer_url": settings.synchronizer or "",
+        "timeout_s": 1.0,
+    }
+    return WorkerConfig.model_validate(chosen)
+
+
+def _open(workload: Workload[Any], config: WorkerConfig, rank: int) -> Iterator[Any]:
+    shard = Shard(slot=config.slot, num_shards=config.data_shards, seed=config.seed)
+    return open_batches(workload, shard, Part(rank=rank, num_ranks=config.num_ranks), position=0)
+
+
+def _count_step(workload: Workload[Any], batches: Iterator[Any], config: WorkerConfig) -> int:
+    """Tokens of the next inner step."""
+    return sum(count_tokens(workload, next(batches)) for _ in range(config.accumulation_steps))
 
 
 def model_name(settings: IslandSettings) -> str:
@@ -96,13 +117,26 @@ def model_name(settings: IslandSettings) -> str:
     return "byte GPT" if settings.hf_model is None else str(settings.hf_model)
 
 
-def _memory(module: nn.Module, optimizer: Optimizer, sync_held: int, sync_peak: int) -> Memory:
+def _memory(
+    module: nn.Module,
+    optimizer: Optimizer,
+    sync_held: int,
+    sync_peak: int,
+    *,
+    num_ranks: int = 1,
+    is_sharded: bool = False,
+) -> Memory:
     _fill_state(module, optimizer)
+    trained = sum(parameter.numel() for parameter in trainable(module).values())
+    states = list(optimizer.state.values())
+    if is_sharded:
+        states = [optimizer.state.get(each, {}) for each in owned_parameters(optimizer, num_ranks)[0]]
     return Memory(
         parameters=_num_bytes(module.parameters()),
         buffers=_num_bytes(module.buffers()),
         gradients=_num_bytes(trainable(module).values()),
-        optimizer=_num_bytes(_tensors(optimizer.state.values())),
+        optimizer=_num_bytes(_tensors(states)),
+        averaging=averaging_memory(trained, num_ranks=num_ranks, is_sharded=is_sharded),
         sync_held=sync_held,
         sync_peak=sync_peak,
     )
@@ -182,7 +216,9 @@ def describe(footprint: Footprint) -> str:
         ("parameters", f"{footprint.num_parameters:,}, of which {footprint.num_trained:,} are trained and travel"),
         ("tokens per step", f"{footprint.tokens_per_step:,}"),
         *((name, size(getattr(memory, field))) for name, field in MEMORY_ROWS),
+        *([("  averaging", size(memory.averaging))] if memory.averaging else []),
         ("memory in all", f"{size(footprint.memory_total)} at most, activations and libraries aside"),
+        *_rank_rows(footprint),
         ("push", f"{size(footprint.push_bytes)} per {of} ({footprint.codec})"),
         ("pull", f"{size(footprint.pull_bytes)} per {of} ({footprint.pull_codec})"),
         ("time of both", f"{footprint.sync_s:.3f} s at {footprint.bandwidth}, without latency or waiting for others"),
@@ -203,6 +239,13 @@ def describe(footprint: Footprint) -> str:
             ("memory so far", f"{size(step.peak_rss_bytes)} resident at most, with libraries, data and activations"),
         ]
     return "".join(f"{name:<16} {text}\n" for name, text in rows)
+
+
+def _rank_rows(footprint: Footprint) -> list[tuple[str, str]]:
+    if footprint.num_ranks == 1:
+        return []
+    each = "memory and inner steps are those of the first, the others have no buffers of a sync"
+    return [("ranks", f"{footprint.num_ranks}: {each}")]
 
 
 MEMORY_ROWS = (

@@ -94,6 +94,7 @@ class StateCollector(Collector):
             ("parameters", "Parameters of the model", state.num_parameters),
             ("fragments", "Parts of the parameters that sync in turn", state.num_fragments),
             ("slot", "Place in the run", state.assignment.slot if state.assignment else None),
+            ("ranks", "Rank workers that take its steps together", state.settings.ranks),
             ("worker_up", "The worker has joined the run", float(state.worker_ready)),
             (
                 "controller_up",

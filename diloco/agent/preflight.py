@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from diloco.agent.config import IslandSettings
@@ -32,6 +33,7 @@ def check_host(settings: IslandSettings) -> None:
     if settings.workload is not None:
         check_workload(settings.workload)
     check_cores(settings.cores)
+    check_ranks(settings.ranks, settings.cores)
 
 
 def check_tensorboard(directory: Path) -> None:
@@ -58,6 +60,21 @@ def check_cores(cores: tuple[int, ...]) -> None:
             f"this process cannot run on {_shown(missing)}, only on {_shown(sorted(usable))}",
             field="cores",
             remedy="give --cores from these, or leave it out",
+        )
+
+
+def check_ranks(ranks: int, cores: tuple[int, ...]) -> None:
+    """See that each rank can have a core: two on one would take turns, and each wait for the other's gradients.
+
+    Raises:
+        ConfigError: there are fewer cores.
+    """
+    usable = usable_cores()
+    num_cores = len(set(cores)) if cores else len(usable) if usable is not None else os.cpu_count()
+    if ranks > 1 and num_cores is not None and ranks > num_cores:
+        whose = "--cores has" if cores else "this process may use"
+        raise ConfigError(
+            f"{ranks} ranks need as many cores, and {whose} {num_cores}", field="ranks", remedy="give fewer --ranks"
         )
 
 

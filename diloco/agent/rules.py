@@ -119,6 +119,16 @@ def backoff_s(attempt: int, *, first_s: float, longest_s: float) -> float:
     return min(longest_s, first_s * 2.0 ** min(attempt - 1, 62))
 
 
+def rank_cores(cores: tuple[int, ...], *, rank: int, num_ranks: int) -> tuple[int, ...]:
+    """A rank's share of the cores; all of them (none named) where they are too few to share."""
+    return cores[rank::num_ranks] if len(cores) >= num_ranks else cores
+
+
+def rank_threads(threads: int, *, rank: int, num_ranks: int) -> int:
+    """A rank's share of the threads, at least one; what cannot be divided goes to the first ranks."""
+    return max(1, threads // num_ranks + (rank < threads % num_ranks))
+
+
 def deaths_in_a_row(before: int, *, lived_s: float) -> int:
     """Deaths in quick succession, after a worker died that had lived for ``lived_s``."""
     return 1 if lived_s >= SETTLED_AFTER_S else before + 1

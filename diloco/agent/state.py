@@ -54,7 +54,8 @@ class AgentState:
     num_parameters: int | None = None
     num_fragments: int | None = None
     """Of the run that the worker has joined; None before."""
-    worker_pid: int | None = None
+    worker_pids: tuple[int, ...] = ()
+    """Of the running workers, by rank."""
     worker_ready: bool = False
     restarts: int = 0
     paused: bool = False
@@ -134,7 +135,7 @@ class AgentState:
         self.progress = progress.model_copy(update={"restarts": self.restarts})
 
     def worker_ended(self) -> None:
-        self.worker_pid, self.worker_ready, self.num_fragments = None, False, None
+        self.worker_pids, self.worker_ready, self.num_fragments = (), False, None
 
     def drop_unsynced(self) -> None:
         """The next worker of this slot goes on from the global parameters: steps since the last sync are lost."""
@@ -159,7 +160,8 @@ class AgentState:
             run_id=lease.run_id if lease else None,
             controller_reachable=self.controller_reachable if self.settings.controller else None,
             synchronizer_url=self.assignment.synchronizer_url if self.assignment else None,
-            worker_pid=self.worker_pid,
+            worker_pid=self.worker_pids[0] if self.worker_pids else None,
+            worker_pids=self.worker_pids,
             worker_ready=self.worker_ready,
             num_parameters=self.num_parameters,
             num_fragments=self.num_fragments,

@@ -1,28 +1,31 @@
-"""Keeps the rank worker of the assigned slot running: starts it, sees its death at once, restarts it where it was."""
+"""Keeps the rank workers of the assigned slot running: starts them, sees a death at once, starts again where they were.
+
+When one of several ranks dies, all start again together, from the last global parameters.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import time
 from enum import StrEnum
 
 from diloco.agent.config import IslandSettings
+from diloco.agent.crew import Crew
 from diloco.agent.metrics import IslandMetrics
-from diloco.agent.process import WorkerProcess
-from diloco.agent.rules import backoff_s, deaths_in_a_row, request_timeout_s
+from diloco.agent.rendezvous import RankStore
+from diloco.agent.rules import backoff_s, deaths_in_a_row, rank_cores, rank_threads, request_timeout_s
 from diloco.agent.state import AgentState, Assignment
 from diloco.corpus import CorpusWatch
 from diloco.protocol import (
     Event,
     FailedEvent,
+    GroupPlace,
     PauseCommand,
     ProgressEvent,
     ReadyEvent,
     ResumeCommand,
-    StopCommand,
     SyncCommand,
     SyncedEvent,
     WorkerConfig,
@@ -33,7 +36,6 @@ from service.tasks import wait_for_exit
 
 logger = logging.getLogger(__name__)
 
-EXIT_GRACE_S = 1.0
 HOPELESS: dict[int, type[WadilocoError]] = {kind.exit_code: kind for kind in (InputError, ConfigError, ConflictError)}
 """Exit codes of a worker that another attempt would not help."""
 
@@ -47,13 +49,19 @@ class Ended(StrEnum):
 
 
 class Supervisor:
-    """Runs one worker at a time for whatever the state assigns."""
+    """Runs one worker per rank at a time for whatever the state assigns."""
 
-    def __init__(self, settings: IslandSettings, state: AgentState, metrics: IslandMetrics) -> None:
+    def __init__(
+        self, settings: IslandSettings, state: AgentState, metrics: IslandMetrics, *, store: RankStore | None = None
+    ) -> None:
+        """``store`` is where several ranks meet."""
         self._settings = settings
         self._state = state
         self._metrics = metrics
-        self._worker: WorkerProcess | None = None
+        self._store = store
+        self._crew: Crew | None = None
+        self._group_epoch = 0
+        """Grows with each start: ranks of different starts never meet."""
         self._failure: FailedEvent | None = None
         self._ever_ready = False
         self._corpus = CorpusWatch(settings.data)
@@ -61,8 +69,8 @@ class Supervisor:
     def start_sync(self, command: SyncCommand) -> None:
         """Pass a sync on, as soon as a worker has joined the run: the other islands of the round wait for it."""
         self._state.sync_in_flight = command
-        if self._worker is not None and self._state.worker_ready:
-            self._worker.send(command)
+        if self._crew is not None and self._state.worker_ready:
+            self._crew.send(command)
 
     def refuse_sync(self, command: SyncCommand, detail: str) -> None:
         """Report at once that a sync which was ordered will not be."""
@@ -72,8 +80,8 @@ class Supervisor:
     def apply_pause(self, paused: bool) -> None:
         """Hold or continue the inner steps."""
         self._state.paused = paused
-        if self._worker is not None:
-            self._worker.send(PauseCommand() if paused else ResumeCommand())
+        if self._crew is not None:
+            self._crew.send(PauseCommand() if paused else ResumeCommand())
 
     async def run(self, exit_event: asyncio.Event) -> None:
         """Supervise until ``exit_event``; if no worker can be started, note why in the state and end the process."""
@@ -127,48 +135,54 @@ class Supervisor:
         return None
 
     async def _run_one(self, assignment: Assignment, exit_event: asyncio.Event) -> Ended:
-        """The life of one worker, from start to the last event that it wrote."""
+        """The life of the workers of one start, until the last event that they wrote."""
         self._failure, self._ever_ready = None, False
-        worker = self._worker = await WorkerProcess.start(self._worker_config(assignment))
-        self._state.worker_pid = worker.pid
-        logger.info("worker started pid=%d slot=%d step=%d", worker.pid, assignment.slot, self._state.progress.step)
-        reading = asyncio.create_task(self._read(worker))
+        self._group_epoch += 1
+        configs = [self._worker_config(assignment, rank) for rank in range(self._settings.ranks)]
+        crew = self._crew = await Crew.start(configs, self._take)
+        self._state.worker_pids = crew.pids
+        for rank, pid in enumerate(crew.pids):
+            step = self._state.progress.step
+            logger.info("worker started pid=%d rank=%d slot=%d step=%d", pid, rank, assignment.slot, step)
         stopping = asyncio.create_task(_first_of(exit_event, self._state.assigned))
         ended = Ended.STOPPED
         try:
-            await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            ended = Ended.DIED if reading.done() else Ended.STOPPED if exit_event.is_set() else Ended.REASSIGNED
-            if not reading.done():
-                worker.send(StopCommand())
-                await asyncio.wait({reading}, timeout=self._settings.stop_timeout_s)
-                if not reading.done():
-                    logger.warning("worker did not stop in time, killing it pid=%d", worker.pid)
+            await crew.wait_for_end(stopping)
+            ended = Ended.DIED if crew.has_lost_one else Ended.STOPPED if exit_event.is_set() else Ended.REASSIGNED
+            if ended is not Ended.DIED:
+                await crew.stop(self._settings.stop_timeout_s)
         finally:
-            # Having closed its pipe, it only has to leave the interpreter.
-            grace_s = EXIT_GRACE_S if reading.done() else 0.0
-            for task in (stopping, reading):
-                task.cancel()
-            code = await worker.end(grace_s)
-            self._worker = None
+            stopping.cancel()
+            exits = await crew.end()
+            self._crew = None
             self._state.worker_ended()
             if self._state.sync_in_flight is not None and ended is not Ended.DIED:
                 self._report_failed(self._state.sync_in_flight, "the worker ended during the sync")
-        logger.log(
-            logging.WARNING if ended is Ended.DIED else logging.INFO,
-            "worker ended pid=%d code=%d why=%s message=%s",
-            worker.pid,
-            code,
-            ended,
-            self._failure.message if self._failure else "",
-        )
+        for each in exits:
+            logger.log(
+                logging.WARNING if ended is Ended.DIED else logging.INFO,
+                "worker ended pid=%d rank=%d code=%d why=%s message=%s",
+                each.pid,
+                each.rank,
+                each.code,
+                ended,
+                self._failure.message if self._failure else "",
+            )
         return ended
 
-    async def _read(self, worker: WorkerProcess) -> None:
-        async with contextlib.aclosing(worker.events()) as events:
-            async for event in events:
-                self._take(event)
+    def _take(self, rank: int, event: Event) -> None:
+        if isinstance(event, FailedEvent):
+            self._note_failure(event)
+        elif rank == 0:
+            self._take_progress(event)
 
-    def _take(self, event: Event) -> None:
+    def _note_failure(self, failure: FailedEvent) -> None:
+        """Of several ranks that fail one is the cause: not the one that lost another."""
+        before = self._failure
+        if before is None or failure.exit_code in HOPELESS or before.exit_code == UnavailableError.exit_code:
+            self._failure = failure
+
+    def _take_progress(self, event: Event) -> None:
         match event:
             case ReadyEvent():
                 self._ever_ready = self._state.worker_ready = True
@@ -183,8 +197,8 @@ class Supervisor:
             case SyncedEvent():
                 self._state.take_report(event.report)
                 self._note_sync(event.report)
-            case FailedEvent():
-                self._failure = event
+            case _:
+                pass
 
     def _catch_up_on_sync(self, version: int) -> None:
         """Take a worker that has just joined at ``version`` through the sync that came while there was none."""
@@ -213,11 +227,16 @@ class Supervisor:
             return UnavailableError(f"the worker failed {start_failures} times at its start: {why}", field="worker")
         return None
 
-    def _worker_config(self, assignment: Assignment) -> WorkerConfig:
+    def _worker_config(self, assignment: Assignment, rank: int) -> WorkerConfig:
         settings, progress, lease = self._settings, self._state.progress, self._state.limits_lease
         chosen = {name: getattr(settings, name) for name in WorkerConfig.model_fields.keys() & settings_fields()}
         chosen |= {
             "slot": assignment.slot,
+            "rank": rank,
+            "num_ranks": settings.ranks,
+            "group": self._group_place(assignment),
+            "cores": rank_cores(settings.cores, rank=rank, num_ranks=settings.ranks),
+            "threads": rank_threads(settings.threads, rank=rank, num_ranks=settings.ranks),
             "synchronizer_url": assignment.synchronizer_url,
             "timeout_s": request_timeout_s(settings.request_timeout_s, lease),
             "num_fragments": settings.num_fragments if lease is None else lease.num_fragments,
@@ -226,6 +245,17 @@ class Supervisor:
             "start_skipped": progress.skipped_steps,
         }
         return WorkerConfig.model_validate(chosen)
+
+    def _group_place(self, assignment: Assignment) -> GroupPlace | None:
+        if self._store is None:
+            return None
+        return GroupPlace(
+            store_url=self._store.url,
+            store_token=self._store.token,
+            name=f"{self._state.instance}/slot-{assignment.slot}",
+            epoch=self._group_epoch,
+            timeout_s=self._settings.group_timeout_s,
+        )
 
 
 def settings_fields() -> set[str]:

@@ -94,6 +94,8 @@ def test_without_the_lead_it_decides_nothing_and_with_it_again_goes_on(database:
             assert await client.metric("wadiloco_controller_leading") == 0
             assert len((await client.get("/v1/fleet"))["islands"]) == 1
             assert (await client.http.get("/healthz")).status_code == 200
+            # Ranks that met at two controllers would not meet.
+            assert (await client.http.get("/v1/store/1/a")).status_code == 503
             usurper.give_back()
             await until(lambda: led(client), "the lead again")
             assert client.controller.state is state

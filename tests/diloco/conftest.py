@@ -18,12 +18,17 @@ import httpx
 import pytest
 import torch
 import uvicorn
+from fastapi import FastAPI
 
 from diloco.synchronizer.app import create_app
 from diloco.synchronizer.config import SynchronizerSettings
 from diloco.synchronizer.storage import owned
 from diloco.transport import SynchronizerClient
+from service.app import answer_error
+from service.errors import WadilocoError
 from service.server import Server, bind
+from service.store_api import SharedStore, build_store_router
+from tests.diloco.rank_process import RankProcess, Ranks
 
 REPOSITORY = Path(__file__).parents[2]
 START_S = 60.0
@@ -123,6 +128,40 @@ def wait_until(condition: Callable[[], object], *, timeout_s: float = START_S) -
     while not condition():
         assert time.monotonic() < deadline_s, "condition did not come true in time"
         threading.Event().wait(0.01)
+
+
+@pytest.fixture
+def store_url() -> Iterator[str]:
+    """A rendezvous store in a thread."""
+    app = FastAPI()
+    app.state.tasks = None
+    app.add_exception_handler(WadilocoError, answer_error)
+    store = SharedStore()
+    app.include_router(build_store_router(store))
+    with bind("127.0.0.1", 0) as listener:
+        server = Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        wait_until(lambda: server.started)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        store.close()
+        server.handle_exit(signal.SIGTERM, None)
+        thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def ranks(store_url: str) -> Iterator[Ranks]:
+    """Starts ranks as processes."""
+    running: list[RankProcess] = []
+
+    def start(num_ranks: int) -> list[RankProcess]:
+        running.extend(RankProcess(rank, store_url) for rank in range(num_ranks))
+        return list(running)
+
+    yield start
+    for rank in running:
+        rank.close()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import torch
 
 from diloco.hf_files import check_hf_model, has_tokenizer, has_weights
 from diloco.inner import InnerConfig, InnerLoop
-from diloco.workload import Shard
+from diloco.workload import Part, Shard
 from diloco.workload_loading import build_checkpointed_module, build_module, build_optimizer, open_batches
 from service.errors import InputError
 from tests.diloco.agent.conftest import IslandService
@@ -232,3 +232,12 @@ def test_an_island_trains_it_syncs_and_survives_its_worker(
     island.until_status(lambda s: s.worker_ready and s.worker_pid != first.worker_pid)
     island.until_progress(lambda p: p.step > reached.step + 10 and p.restarts == 1)
     assert island.terminate() == 0
+
+
+def test_ranks_share_out_the_rows_of_a_batch(model: Path, text: Path) -> None:
+    trained = workload(model, text)
+    whole = trained.rank_batches(SHARD, Part(), position=3)
+    parts = [trained.rank_batches(SHARD, Part(rank=rank, num_ranks=2), position=3) for rank in range(2)]
+    for _ in range(5):
+        first, second = (next(part) for part in parts)
+        assert torch.equal(torch.stack([first, second], dim=1).flatten(0, 1), next(whole))

@@ -157,6 +157,7 @@ def test_workers_sync_in_turn_through_the_death_of_the_synchronizer_and_end_equa
             worker.progress(lambda p, n=number: p.round == n and p.inner_steps_since_sync > 3)  # type: ignore[misc]
         run_round(number, dies=number in (1, 3))
     for worker in workers:
+        worker.progress(lambda p: p.round == 5 and p.inner_steps_since_sync > 0)
         worker.send(PauseCommand())
         worker.progress(lambda p: p.phase is Phase.PAUSED)
     for number in range(5, 5 + NUM_FRAGMENTS):

@@ -34,6 +34,11 @@ def test_contributions_are_fp32_unless_another_codec_is_given() -> None:
     assert load_settings(IslandSettings, [*ALONE, "--codec", "int4"]).codec == "int4"
 
 
+def test_only_the_built_in_workload_shares_out_its_batch() -> None:
+    assert load_settings(IslandSettings, [*ALONE, "--ranks", "3", "--workload", "mine:make"]).ranks == 3
+    assert load_settings(IslandSettings, [*ALONE, "--ranks", "2", "--shard-optimizer"]).shard_optimizer
+
+
 @pytest.mark.parametrize(
     "options",
     [["--workload-options", "width=64,depth=2"], ["--workload-options", "width=64", "--workload-options", "depth=2"]],
@@ -79,6 +84,10 @@ def test_options_of_an_own_workload_are_text(options: list[str]) -> None:
         ([*ALONE, "--dry-run-steps", "3"], "dry_run_steps is for a dry run: give --dry-run"),
         ([*ALONE, "--json"], "as_json is for a dry run"),
         (["--dry-run", "--bandwidth", "1gbps"], "bandwidth: '1gbps' is no bandwidth: write 1Gbit/s"),
+        ([*ALONE, "--ranks", "0"], "ranks"),
+        ([*ALONE, "--ranks", "3"], "batch_size 4 must be a multiple of ranks 3"),
+        ([*ALONE, "--shard-optimizer"], "shard_optimizer needs several ranks"),
+        ([*ALONE, "--group-timeout-s", "0"], "group_timeout_s"),
         ([*ALONE, "--restart-backoff-s", "60", "--restart-backoff-max-s", "1"], "restart_backoff_max_s"),
     ],
 )

@@ -78,6 +78,26 @@ def test_steps_are_measured_with_the_options_of_the_inner_loop(corpus: Path) -> 
     assert "inner step" in dry_run.describe(told)
 
 
+def test_of_several_ranks_the_first_is_counted(corpus: Path) -> None:
+    options = (*SHAPE, "--data", str(corpus))
+    alone, two = measure(*options), measure(*options, "--ranks", "2", "--dry-run-steps", "1")
+    whole = 4 * PARAMETERS
+    assert (alone.num_ranks, two.num_ranks) == (1, 2)
+    assert two.tokens_per_step == alone.tokens_per_step  # the rows are shared out
+    assert (alone.memory.averaging, two.memory.averaging) == (0, whole)
+    assert two.memory_total == alone.memory_total + whole
+    assert "\nranks            2: " in dry_run.describe(two)
+    assert "ranks" not in dry_run.describe(alone)
+    sharded = measure(*options, "--ranks", "2", "--shard-optimizer")
+    assert sharded.memory.averaging == 2 * whole
+    assert 0.4 * alone.memory.optimizer < sharded.memory.optimizer < 0.7 * alone.memory.optimizer
+
+
+def test_ranks_of_an_own_model_have_batches_of_their_own() -> None:
+    options = ("--workload", f"{__name__}:make_momentum", "--data-shards", "2")
+    assert measure(*options, "--ranks", "3").tokens_per_step == 3 * measure(*options).tokens_per_step
+
+
 class Momentum(Spirals):
     """Half frozen, with an optimizer that keeps one value per trained parameter."""
 

@@ -61,6 +61,13 @@ class Spoilt(Noted):
                 raise ValueError("spoilt")
             yield batch
 
+class SpoiltForOneRank(Spoilt):
+    """Only the second of two ranks of slot 0 has the sample that cannot be read."""
+
+    def batches(self, shard, *, position):
+        assert (shard.slot, shard.num_shards) in {(0, 32), (16, 32)}
+        return (super().batches if shard.slot else super(Spoilt, self).batches)(shard, position=position)
+
 def lacking():
     open("/nowhere/points")
 '''
@@ -153,6 +160,16 @@ def test_a_workload_that_cannot_go_on_ends_its_island_with_the_reason(
     assert island.finish(60) == code
     assert island.lines[-1].startswith(f"wadiloco island: {said}")
     assert island.log().count("worker started") == num_starts
+
+
+def test_what_only_one_of_two_ranks_cannot_read_ends_the_island_with_the_reason(
+    serve: Serve, run_own: RunIsland, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(NOTED)
+    options = ("--slot", "0", "--synchronizer", serve(tmp_path / "sync"), "--ranks", "2", "--restart-backoff-s", "0.1")
+    island = run_own("mine:SpoiltForOneRank", *options, cwd=tmp_path)
+    assert island.finish(60) == 2
+    assert island.lines[-1].startswith("wadiloco island: workload: batch 30 raised ValueError: spoilt (")
 
 
 def test_another_model_is_refused_with_the_first_difference(serve: Serve, run_own: RunIsland, tmp_path: Path) -> None:

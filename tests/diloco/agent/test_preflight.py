@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from diloco.agent.preflight import check_cores
+from diloco.agent.preflight import check_cores, check_ranks
 from diloco.scheduling import usable_cores
 from service.errors import ConfigError
 
@@ -76,6 +76,20 @@ def test_a_core_beyond_the_last_is_refused_and_the_others_are_named() -> None:
     with pytest.raises(ConfigError, match=f"cannot run on {max(usable) + 1}, only on {min(usable)}") as caught:
         check_cores((min(usable), max(usable) + 1))
     assert caught.value.field == "cores"
+
+
+@on_linux
+def test_more_ranks_than_cores_are_refused() -> None:
+    usable = usable_cores()
+    assert usable is not None
+    check_ranks(1, ())
+    check_ranks(len(usable), ())
+    check_ranks(2, (0, 1))
+    with pytest.raises(ConfigError, match=f"this process may use {len(usable)}") as caught:
+        check_ranks(len(usable) + 1, ())
+    assert caught.value.field == "ranks"
+    with pytest.raises(ConfigError, match="--cores has 1"):
+        check_ranks(2, (1, 1))
 
 
 @on_linux

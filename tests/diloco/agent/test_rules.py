@@ -12,6 +12,8 @@ from diloco.agent.rules import (
     counts,
     deaths_in_a_row,
     limits_of,
+    rank_cores,
+    rank_threads,
     refused_fragments,
     sync_command,
     times_of,
@@ -157,3 +159,11 @@ def test_directives_for_other_fragments_than_the_run_has_are_refused(
     assert (reason is not None) is refused
     if reason is not None:
         assert f"start it with --num-fragments {run}" in reason
+
+
+def test_ranks_share_out_cores_and_threads() -> None:
+    assert [rank_cores((4, 5, 6), rank=rank, num_ranks=2) for rank in range(2)] == [(4, 6), (5,)]
+    assert rank_cores((), rank=1, num_ranks=2) == ()
+    assert rank_cores((3,), rank=1, num_ranks=2) == (3,)
+    assert [rank_threads(7, rank=rank, num_ranks=3) for rank in range(3)] == [3, 2, 2]
+    assert [rank_threads(1, rank=rank, num_ranks=3) for rank in range(3)] == [1, 1, 1]

@@ -1,0 +1,167 @@
+"""A rank of an island that is not its first: it does what rank 0 says, see `diloco.team`, and reports nothing."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from torch import nn
+
+from diloco.inner import InnerConfig, InnerLoop
+from diloco.phase import PhaseTeller, Waited
+from diloco.protocol import WorkerConfig
+from diloco.safepoint import (
+    STEPS_TO_SPACE_OUT,
+    Safepoint,
+    YieldInterrupted,
+    hooked,
+    layers_of,
+    pass_by,
+    spaced_out,
+)
+from diloco.scheduling import become_idle, lower_session
+from diloco.schema import TrainerPhase
+from diloco.team import Action, RankTeam
+from diloco.workload import Part, Shard, Workload
+from diloco.workload_loading import build_optimizer, count_tokens, fault, open_batches
+from service.errors import WadilocoError
+
+
+class Follower:
+    """Its model, its part of the slot's data, its share of the optimizer."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        workload: Workload[Any],
+        module: nn.Module,
+        inner: InnerConfig,
+        *,
+        team: RankTeam,
+        safepoint: Safepoint | None,
+    ) -> None:
+        self._config = config
+        self._workload = workload
+        self._team = team
+        self._safepoint = safepoint
+        shard = Shard(slot=config.slot, num_shards=config.data_shards, seed=config.seed)
+        part = Part(rank=config.rank, num_ranks=config.num_ranks)
+        position = config.start_step * config.accumulation_steps
+        self._batches = open_batches(workload, shard, part, position=position)
+        self._module = module
+        optimizer = build_optimizer(workload, self._module, inner)
+        team.prepare(self._module, optimizer)
+        self._inner = InnerLoop(
+            self._module,
+            inner,
+            step=config.start_step,
+            safepoint=safepoint or pass_by,
+            loss=workload.loss,
+            optimizer=optimizer,
+            average=team.average,
+        )
+        self._taken: list[Any] = []
+        """Batches taken from the stream and not yet trained on."""
+        self._running_s: list[float] = []
+        """Times of the first steps, without that at the gate."""
+        self._has_joined = False
+        self._phases = PhaseTeller(config.gate, slot=config.slot, waited=self._waited)
+
+    def run(self) -> None:
+        """Follow until rank 0 says stop.
+
+        Raises:
+            PeerLostError: rank 0 is gone.
+            RanksDifferError: the ranks' parameters have come apart.
+        """
+        self._phases.start()
+        try:
+            self._team.meet()
+            if self._safepoint is None:
+                self._follow()
+            else:
+                self._follow_between(self._safepoint)
+        finally:
+            self._phases.close()
+            self._team.close()
+
+    def _follow_between(self, safepoint: Safepoint) -> None:
+        """As rank 0: with safepoints at every layer, and from the first few steps on at as many as are worth it."""
+        layers = layers_of(self._module)
+        with hooked(layers, safepoint):
+            stopped = self._follow(until_steps=STEPS_TO_SPACE_OUT)
+        if not stopped:
+            step_s = min(self._running_s)
+            with hooked(spaced_out(layers, step_s / self._config.accumulation_steps), safepoint):
+                self._follow()
+
+    def _follow(self, *, until_steps: float = math.inf) -> bool:
+        """Follow until rank 0 says stop, or until so many steps have been taken; says whether it was the former."""
+        while len(self._running_s) < until_steps:
+            match self._team.hear():
+                case Action.STOP:
+                    return True
+                case Action.STEP:
+                    self._phases.enter(TrainerPhase.INNER)
+                    self._take_step()
+                case Action.PAUSE:
+                    self._phases.enter(TrainerPhase.NONE)
+                case Action.SYNC:
+                    self._phases.enter(TrainerPhase.SYNC)
+                    self._team.verify(self._module)
+                case Action.SHARE:
+                    self._team.take_over(self._module)
+                    self._join()
+                case Action.HOLD:
+                    pass
+        return False
+
+    def _join(self) -> None:
+        """The island is part of the run from now on."""
+        if not self._has_joined and self._config.idle_priority:
+            become_idle()
+            lower_session()
+        self._has_joined = True
+
+    def _take_step(self) -> None:
+        """One inner step with the other ranks, unless it is given up: then its batches are taken again."""
+        started_s, waited_s = time.perf_counter(), self._waited().total_s
+        self._team.begin_step()
+        try:
+            if self._safepoint is not None:
+                self._safepoint.start_step()
+            self._train_on_batches()
+        except YieldInterrupted:
+            return
+        finally:
+            if self._safepoint is not None:
+                self._safepoint.end_step()
+        if len(self._running_s) < STEPS_TO_SPACE_OUT:
+            self._running_s.append(time.perf_counter() - started_s - (self._waited().total_s - waited_s))
+        self._taken = []
+
+    def _train_on_batches(self) -> None:
+        """Take the inner step.
+
+        Raises:
+            InputError: the first one fails, in a workload that is not the built-in one.
+        """
+        try:
+            while len(self._taken) < self._config.accumulation_steps:
+                self._taken.append(next(self._batches))
+            tokens = [count_tokens(self._workload, batch) for batch in self._taken]
+            self._team.weigh(sum(tokens))
+            self._inner.take_step(*self._taken, tokens=tokens)
+        except (WadilocoError, YieldInterrupted):
+            raise
+        except Exception as exc:
+            if self._config.workload is None or self._running_s:
+                raise
+            raise fault(exc, "the first inner step") from exc
+
+    def _waited(self) -> Waited:
+        if self._safepoint is None:
+            return Waited()
+        yielded = self._safepoint.yielded
+        return Waited(yielded.total_s, is_waiting=yielded.reason is not None)
