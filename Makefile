@@ -28,7 +28,10 @@ check: $(STAMP) ## format, lint, types, import contracts
 
 test: $(STAMP) ## install what is missing and run all tests (without a CPU vLLM for this platform: all but those on it)
 	PYTHON=$(PYTHON) VLLM_VENV=$(VLLM_VENV) deploy/local/install_vllm.sh || [ $$? -eq 3 ]
-	$(BIN)/python -m pytest -m 'not bench'
+	failed=0; \
+	$(BIN)/python -m pytest -m 'not bench and not vllm' -n 2 --dist loadfile || failed=1; \
+	$(BIN)/python -m pytest -m 'vllm and not bench' || failed=1; \
+	exit $$failed
 
 demo: $(STAMP) vllm ## the main job: two vLLM servers under traffic, two islands training, three policies
 	$(BIN)/wadiloco demo --out out/demo
