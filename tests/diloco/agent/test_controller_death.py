@@ -5,6 +5,8 @@ A third agent is the test itself: it takes a slot and holds the round open until
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -124,7 +126,7 @@ def hold(
 ) -> Iterator[Callable[..., Held]]:
     agents: list[ThirdAgent] = []
 
-    def begin(*more: str, **settings: Any) -> Held:
+    def begin(*more: str, is_stopped: bool = False, **settings: Any) -> Held:
         url = serve(tmp_path / "sync", **{"quorum": 3, "round_timeout_s": 3600.0, **settings})
         controller = run_service("controller", *options(tmp_path, url, *more))
         port = int(controller.url.rpartition(":")[2])
@@ -135,6 +137,8 @@ def hold(
         ]
         for island in islands:
             island.until_progress(lambda p: p.step > H)
+            if is_stopped:
+                os.kill(island.status().worker_pid, signal.SIGSTOP)
         agents[-1].train()
         return Held(
             controller,
@@ -218,11 +222,14 @@ def test_a_synchronizer_that_contradicts_the_orders_is_told_of_in_the_log(hold: 
 
 
 def test_a_late_island_is_taken_in_with_less_weight(hold: Callable[..., Held]) -> None:
-    run = hold("--mode", "per_island", "--quorum", "1", "--sync-timeout-s", "120", max_staleness=2, grace_max_s=0.0)
-    run.third.next_sync()
+    options = ("--mode", "per_island", "--quorum", "1", "--sync-timeout-s", "120")
+    run = hold(*options, is_stopped=True, max_staleness=2, grace_max_s=0.0)
+    early, late = run.islands
+    run.until(lambda: directed(run.controller) >= {0, 1}, "directives to both")
+    os.kill(early.status().worker_pid, signal.SIGCONT)
     run.until(lambda: run.version() >= 1, "a round that one island closed")
-    run.until(lambda: any("outcome=stale" in island.log() for island in run.islands), "a stale contribution")
-    late = next(island for island in run.islands if "outcome=stale" in island.log())
+    os.kill(late.status().worker_pid, signal.SIGCONT)
+    late.until_logged("outcome=stale")
     assert "staleness=1" in late.log()
     run.third.close()
     version = late.progress().round
