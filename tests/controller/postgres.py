@@ -19,6 +19,7 @@ import psycopg
 import pytest
 
 from replay.processes import free_ports
+from tests.ports import share_of
 
 OWNER = "postgres"
 USER = "runner"
@@ -158,7 +159,7 @@ def running_server() -> Iterator[Server]:
     if programs is None:
         pytest.skip("no PostgreSQL server is installed (Debian package postgresql)")
     folder = Path(tempfile.mkdtemp(prefix="wadiloco-pg-"))
-    server = Server(programs, folder, free_ports(1, range(18700, 18800))[0])
+    server = Server(programs, folder, free_ports(1, share_of(range(18700, 18800)))[0])
     try:
         if os.geteuid() == 0:
             owner = pwd.getpwnam(OWNER)

@@ -21,6 +21,7 @@ from tests.controller.conftest import DatabasePlace
 from tests.controller.helpers import progress, registration, report, sample
 from tests.controller.postgres import Server
 from tests.controller.processes import DEADLINE_S, FIXED_H, Process, controller, eventually
+from tests.ports import share_of
 
 pytestmark = pytest.mark.integration
 
@@ -141,7 +142,7 @@ class Pair:
     """Two controllers on one database, the first of which leads, and a fleet that knows both."""
 
     def __init__(self, stack: ExitStack, url: str) -> None:
-        ports = free_ports(2, range(18800, 18900))
+        ports = free_ports(2, share_of(range(18800, 18900)))
         started = []
         # Their policies tell whose a decision is.
         for port, policy in zip(ports, (FIXED_H, ("--policy", "pressure_gate")), strict=True):

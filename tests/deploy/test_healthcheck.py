@@ -12,6 +12,7 @@ import pytest
 from replay.processes import Children, free_ports
 from tests.conftest import ROOT
 from tests.integration.helpers import WADILOCO, eventually
+from tests.ports import share_of
 
 pytestmark = pytest.mark.integration
 
@@ -41,7 +42,7 @@ def test_a_living_service_is_healthy_until_it_ends(
     children: Children, tmp_path: Path, certificate: tuple[Path, Path], security: str
 ) -> None:
     cert, key = (str(path) for path in certificate)
-    environment = {"WADILOCO_CONTROLLER_PORT": str(free_ports(1, range(19200, 19300))[0])}
+    environment = {"WADILOCO_CONTROLLER_PORT": str(free_ports(1, share_of(range(19200, 19300)))[0])}
     if security != "plain":
         environment |= {"WADILOCO_CONTROLLER_TLS_CERT": cert, "WADILOCO_CONTROLLER_TLS_KEY": key}
     settings = environment | ({"WADILOCO_CONTROLLER_TLS_CA": cert} if security == "mutual tls" else {})

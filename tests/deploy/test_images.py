@@ -19,11 +19,12 @@ from tests.conftest import ROOT
 from tests.deploy.conftest import BASE_IMAGE, DOCKER
 from tests.deploy.containers import STATE, Container, Image, Storage, start
 from tests.integration.helpers import eventually
+from tests.ports import share_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 SERVICES = ("sidecar", "controller")
-PORTS = range(19100, 19200)
+PORTS = share_of(range(19100, 19200))
 TOKEN = "a token of this test"  # noqa: S105
 GATE = "/run/wadiloco/gate"
 KEPT = {"sidecar": "sidecar.json", "controller": "controller.sqlite"}

@@ -18,6 +18,7 @@ from diloco.schema import Progress, SyncReport
 from replay.processes import Child, Children, free_ports
 from service.child import module_command, module_environment
 from tests.controller.helpers import progress, registration, report
+from tests.ports import share_of
 
 DEADLINE_S = 30.0
 BEAT_S = 0.25
@@ -77,7 +78,7 @@ class LiveController:
 @contextmanager
 def live_controller(folder: Path, *options: str, token: str | None = None) -> Iterator[LiveController]:
     children = Children()
-    controller = LiveController(children, folder, free_ports(1, range(18700, 18800))[0], options, token)
+    controller = LiveController(children, folder, free_ports(1, share_of(range(18900, 19000)))[0], options, token)
     try:
         controller.start()
         yield controller
