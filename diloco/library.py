@@ -245,7 +245,7 @@ class Island:
         if self._syncs.overlapped is not None:
             self._noted(self._syncs.finish())
         run = self._ask_run()
-        exact = continues(state["member"], run)
+        exact = continues(state["member"], run, slot=self.slot)
         self._member.module.load_state_dict(state["module"])
         if self._optimizer is not None and state["optimizer"] is not None:
             self._optimizer.load_state_dict(state["optimizer"])

@@ -123,6 +123,23 @@ def test_a_run_that_started_anew_does_not_take_an_old_state_for_its_own(serve: S
     again.island.close()
 
 
+def test_a_state_older_than_what_the_open_round_holds_is_continued_without_its_steps(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """As they are in it, they would count twice."""
+    url = serve(tmp_path, quorum=2)
+    options = {"sync_every": 5, "overlap_steps": 4}
+    member = Loop(0, url, options)
+    member.train(3)
+    saved = member.saved()
+    member.train(6)
+    member.island.__exit__(RuntimeError, None, None)  # while the round waits for another island
+    again = Loop(0, url, options)
+    assert not again.continued(saved)
+    assert (again.island.num_steps, again.island.version, again.island.steps_since_sync) == (3, 0, 0)
+    again.island.close()
+
+
 @pytest.mark.skipif(find_spec("torchdata") is None, reason="torchdata is not installed (the dev extra)")
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 beside torch 2.13
 def test_a_stateful_data_loader_is_continued_at_its_batch(serve: Serve, tmp_path: Path) -> None:
