@@ -217,7 +217,12 @@ class Exchange(Syncs):
         """Download the global parameters, ``version`` or newer, and start from them."""
         island = self._island
         version = self._client.pull(version, island.incoming, deadline_s=deadline_s)
+        self.forget_offer()
         island.rebase(island.incoming, version)
+
+    def forget_offer(self) -> None:
+        """The island goes on without the progress that a push without an answer stands for: it must not come again."""
+        self._offered = None
 
     def capture(self, command: SyncCommand | None = None) -> Capture:
         return self._island.capture(beside=self._offered)

@@ -45,7 +45,6 @@ from diloco.resume import (
     continues,
     island_state,
     random_state,
-    restore_island,
     restore_random_state,
 )
 from diloco.schema import CodecName, FragmentState, Phase, Progress, SyncOutcome, SyncReport
@@ -255,7 +254,7 @@ class Island:
         self.num_steps, self.num_tokens = state["num_steps"], state["num_tokens"]
         self._steps_since_attempt = state["steps_since_attempt"]
         if exact:
-            restore_island(self._member, state["member"])
+            self._syncs.restore(state["member"])
             if state["overlapped"] is not None:
                 self._syncs.await_again(self._own_command(), due_step=state["overlapped"]["due_step"])
         else:
