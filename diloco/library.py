@@ -232,8 +232,9 @@ class Island:
 
         Returns:
             True if all goes on as if nothing had been. False if the run has gone on meanwhile, without this island or
-            with it: the module then has the current global parameters, and steps since the last sync are dropped, for
-            they may be in those already. Optimizer, data and counters are continued in both cases.
+            with it (also where a later contribution of it waits in the open round): the module then has the current
+            global parameters, and steps since the last sync are dropped, for they may be in the run already.
+            Optimizer, data and counters are continued in both cases.
 
         Raises:
             InputError: it is no such state, or one of another slot or model.
