@@ -217,7 +217,12 @@ class Exchange(Syncs):
         """Download the global parameters, ``version`` or newer, and start from them."""
         island = self._island
         version = self._client.pull(version, island.incoming, deadline_s=deadline_s)
+        self.forget_offer()
         island.rebase(island.incoming, version)
+
+    def forget_offer(self) -> None:
+        """The island goes on without the progress that a push without an answer stands for: it must not come again."""
+        self._offered = None
 
     def capture(self, command: SyncCommand | None = None) -> Capture:
         return self._island.capture(beside=self._offered)
@@ -259,13 +264,23 @@ class Exchange(Syncs):
             captured = self._at_boundary(self.capture)
         accepted = island.accepted
         if (
-            accepted is None
-            or accepted.inner_steps != captured.inner_steps
-            or accepted.round != island.version  # it rides along as a stale one, which no quorum counts
+            accepted is not None
+            and accepted.inner_steps == captured.inner_steps
+            and accepted.round == island.version  # else it rides along as a stale one, which no quorum counts
         ):
+            tally.stands_for(accepted)
+        elif accepted is None and self._is_in(state):
+            # With progress that was left behind, as by a worker that died: it stays, and ours is for the next round.
+            tally.round = island.version
+        else:
             return self._push_own(captured, command, tally)
-        tally.stands_for(accepted)
         return Pending(command=command, tally=tally, after_version=island.version)
+
+    def _is_in(self, state: OuterState) -> bool:
+        """Whether the round of the current version holds a contribution of the slot that its quorum counts."""
+        version, mine = self._island.version, self._mine(state)
+        entries = mine.open_round.contributions
+        return mine.version == version and any(e.slot == self._slot and e.round == version for e in entries)
 
     def follow(self, state: OuterState, command: SyncCommand, tally: Tally) -> Contribution | None:
         """Adopt the version that the state tells of; the own contribution that is in it, if one is."""

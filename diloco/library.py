@@ -45,7 +45,6 @@ from diloco.resume import (
     continues,
     island_state,
     random_state,
-    restore_island,
     restore_random_state,
 )
 from diloco.schema import CodecName, FragmentState, Phase, Progress, SyncOutcome, SyncReport
@@ -233,8 +232,9 @@ class Island:
 
         Returns:
             True if all goes on as if nothing had been. False if the run has gone on meanwhile, without this island or
-            with it: the module then has the current global parameters, and steps since the last sync are dropped, for
-            they may be in those already. Optimizer, data and counters are continued in both cases.
+            with it (also where a later contribution of it waits in the open round): the module then has the current
+            global parameters, and steps since the last sync are dropped, for they may be in the run already.
+            Optimizer, data and counters are continued in both cases.
 
         Raises:
             InputError: it is no such state, or one of another slot or model.
@@ -245,7 +245,7 @@ class Island:
         if self._syncs.overlapped is not None:
             self._noted(self._syncs.finish())
         run = self._ask_run()
-        exact = continues(state["member"], run)
+        exact = continues(state["member"], run, slot=self.slot)
         self._member.module.load_state_dict(state["module"])
         if self._optimizer is not None and state["optimizer"] is not None:
             self._optimizer.load_state_dict(state["optimizer"])
@@ -255,7 +255,7 @@ class Island:
         self.num_steps, self.num_tokens = state["num_steps"], state["num_tokens"]
         self._steps_since_attempt = state["steps_since_attempt"]
         if exact:
-            restore_island(self._member, state["member"])
+            self._syncs.restore(state["member"])
             if state["overlapped"] is not None:
                 self._syncs.await_again(self._own_command(), due_step=state["overlapped"]["due_step"])
         else:

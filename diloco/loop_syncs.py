@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from diloco.errors import ManifestError
 from diloco.exchange import Exchange, Pending, Tally
 from diloco.island import Island
 from diloco.protocol import SyncCommand
+from diloco.resume import restore_island
 from diloco.schema import SyncReport
 from service.errors import UnavailableError
 
@@ -91,6 +92,11 @@ class LoopSyncs:
         finished_s = time.time()
         blocked_s = max(sync.blocked_s + finished_s - resumed_s, 0.0)
         return report.model_copy(update={"started_s": sync.started_s, "finished_s": finished_s, "blocked_s": blocked_s})
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Let the island go on from what `island_state` returned."""
+        self._exchange.forget_offer()
+        restore_island(self._island, state)
 
     def await_again(self, command: SyncCommand, *, due_step: int | None) -> None:
         """Wait on for the round that the accepted contribution of an earlier process is in."""

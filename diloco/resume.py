@@ -43,18 +43,26 @@ def restore_island(island: Island, state: dict[str, Any]) -> None:
         island.feedback.norm = float(torch.linalg.vector_norm(island.feedback.residual))
 
 
-def continues(state: dict[str, Any], run: FragmentState | None) -> bool:
+def continues(state: dict[str, Any], run: FragmentState | None, *, slot: int) -> bool:
     """Whether the run is still where the state can go on from without counting progress twice.
 
-    That is: at the same global parameters, or at those which the state's own contribution is in. At any later version
-    nobody knows whether progress of the state is in it already. A run that is behind takes all progress there is.
+    That is: at the same global parameters, with no other contribution of the slot in the open round, or at those which
+    the state's own contribution is in. Otherwise nobody knows whether progress of the state is in it already. A run
+    that is behind takes all progress there is.
     """
     if run is None or run.version < state["version"]:
         return True
-    if run.version == state["version"]:
-        return run.digest == sha256(wire_bytes(state["global"].contiguous())).hex()
     accepted = state["accepted"]
+    if run.version == state["version"]:
+        is_same = run.digest == sha256(wire_bytes(state["global"].contiguous())).hex()
+        return is_same and not _holds_another(run, accepted, slot=slot)
     return accepted is not None and run.version == accepted["in_round"] + 1 == state["version"] + 1
+
+
+def _holds_another(run: FragmentState, accepted: dict[str, Any] | None, *, slot: int) -> bool:
+    """Whether the open round has a contribution of the slot with more tokens than the state knows of."""
+    known = 0 if accepted is None else max(1, accepted["tokens"])
+    return any(entry.slot == slot and entry.tokens > known for entry in run.open_round.contributions)
 
 
 def check_state(state: dict[str, Any], *, slot: int, num_values: int) -> None:

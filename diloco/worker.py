@@ -242,6 +242,8 @@ class Worker:
         while not self._inbox.stop.is_set():
             try:
                 self._on_transfer_thread(self._transfers.submit(self._join_once))
+            except PeerLostError:
+                raise
             except UnavailableError as exc:
                 if not self._inbox.stop.is_set():
                     logger.warning("no synchronizer yet, trying on error=%s", exc)

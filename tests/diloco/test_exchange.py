@@ -185,6 +185,23 @@ def test_an_island_that_trained_on_nothing_still_completes_the_quorum(
     assert member.sync(0).outcome is SyncOutcome.APPLIED
 
 
+def test_a_worker_that_starts_again_in_an_open_round_leaves_the_progress_of_the_one_before_in_it(
+    serve: Serve, connect: Connect, tmp_path: Path
+) -> None:
+    url = serve(tmp_path, quorum=2, **PLAIN_AVERAGE)
+    before = Member(connect(url))
+    train(before.island, 2.0)
+    assert before.sync(0, wait_s=0.3).outcome is SyncOutcome.FAILED
+    after = Member(connect(url))
+    assert after.sync(0, wait_s=0.3).outcome is SyncOutcome.FAILED
+    train(after.island, 1.0)
+    contribute(connect(url), 0.0, round_number=0, slot=1)
+    report = after.sync(0)
+    assert (report.outcome, report.round, report.bytes_pushed) == (SyncOutcome.APPLIED, 0, 0)
+    assert torch.allclose(local(after.island), (torch.arange(SIZE) + 2.0) / 2 + 1.0)
+    assert after.island.steps_since_sync == 1
+
+
 def test_a_synchronizer_that_lost_its_disk_is_given_what_the_islands_share(
     serve: Serve, connect: Connect, tmp_path: Path
 ) -> None:

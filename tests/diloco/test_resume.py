@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from diloco import Island
 from diloco.fragment import flatten_module
 from diloco.schema import SyncOutcome
+from diloco.transport import SynchronizerClient
+from service.errors import UnavailableError
 from tests.diloco.loops import Loop, close_together, loops, train_together
 
 Serve = Callable[..., str]
@@ -121,6 +123,45 @@ def test_a_run_that_started_anew_does_not_take_an_old_state_for_its_own(serve: S
     assert not again.continued(saved)
     assert torch.equal(again.bits(), expected)
     again.island.close()
+
+
+def test_a_state_older_than_what_the_open_round_holds_is_continued_without_its_steps(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """As they are in it, they would count twice."""
+    url = serve(tmp_path, quorum=2)
+    options = {"sync_every": 5, "overlap_steps": 4}
+    member = Loop(0, url, options)
+    member.train(3)
+    saved = member.saved()
+    member.train(6)
+    member.island.__exit__(RuntimeError, None, None)  # while the round waits for another island
+    again = Loop(0, url, options)
+    assert not again.continued(saved)
+    assert (again.island.num_steps, again.island.version, again.island.steps_since_sync) == (3, 0, 0)
+    again.island.close()
+
+
+def test_a_push_whose_answer_was_lost_is_not_repeated_after_a_return_to_an_older_state(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = Loop(0, serve(tmp_path, outer_lr=1.0, outer_momentum=0.0), {"sync_every": 5})
+    member.train(3)
+    saved = member.saved()
+    with monkeypatch.context() as patch:
+        patch.setattr(SynchronizerClient, "push", _no_answer)
+        member.train(5)
+    assert member.continued(saved)
+    member.train(4)
+    before = member.bits()
+    report = member.island.sync()
+    assert (report.outcome, report.inner_steps, member.island.steps_since_sync) == (SyncOutcome.APPLIED, 4, 0)
+    assert torch.equal(member.bits(), before)
+    member.island.close()
+
+
+def _no_answer(*_: Any, **__: Any) -> Any:
+    raise UnavailableError("no answer")
 
 
 @pytest.mark.skipif(find_spec("torchdata") is None, reason="torchdata is not installed (the dev extra)")

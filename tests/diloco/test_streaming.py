@@ -387,6 +387,23 @@ def test_a_contribution_whose_round_outlives_the_deadline_is_adopted_with_a_late
     assert member.island.fragments[0].steps_since_sync == 1
 
 
+def test_a_worker_that_starts_again_leaves_in_the_open_round_what_the_one_before_gave_to_its_fragment(
+    serve: Serve, connect: Connect, tmp_path: Path
+) -> None:
+    url = serve(tmp_path, quorum=2, **PLAIN_AVERAGE)
+    before = Member(connect(url))
+    before.train(2.0)
+    assert before.sync(0, wait_s=0.3).outcome is SyncOutcome.FAILED
+    after = Member(connect(url))
+    after.train(1.0)
+    pending = after.begin(0)
+    contribute(connect(url), 0.0, fragment=0, version=0, slot=1)
+    report = after.end(pending)
+    assert (report.outcome, report.round, report.inner_steps) == (SyncOutcome.APPLIED, 0, 0)
+    assert torch.allclose(after.local[:4], torch.arange(4.0) / 2 + 1.0 + 1.0)
+    assert [fragment.steps_since_sync for fragment in after.island.fragments] == [1, 1, 1]
+
+
 def test_a_synchronizer_that_lost_everything_is_given_all_fragments_again(
     serve: Serve, connect: Connect, tmp_path: Path
 ) -> None:
