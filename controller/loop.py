@@ -71,8 +71,11 @@ class Loop:
 
     async def tick(self) -> None:
         """One tick, if this controller leads; a failure is counted and the next one tries again."""
-        if not self._controller.leadership.leads:
-            return
+        if self._controller.leadership.leads:
+            await self._tick()
+        self._collections.collect_if_due()  # also of a standby, which answers everybody that it is none
+
+    async def _tick(self) -> None:
         await self.note_running()
         started_s = time.perf_counter()
         try:
@@ -84,7 +87,6 @@ class Loop:
             self._metrics.tick_failures.inc()
             self._repeats.error("tick failed", exc)
         self._metrics.tick_seconds.observe(time.perf_counter() - started_s)
-        self._collections.collect_if_due()
 
     async def _on_tick(self, now_s: float) -> None:
         for agent in self._state.registry.expire(now_s):
