@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from controller import heap
 from controller import loop as decisions
 from controller.clock import steady_clock
 from controller.core import Controller
@@ -53,6 +54,20 @@ def test_many_new_containers_do_not_wait_for_the_time(monkeypatch: pytest.Monkey
     kept: list[list[int]] = [[] for _ in range(2000)]
     collections.collect_if_due()
     assert len(kept) == 2000
+    assert garbage() is None
+
+
+def test_few_containers_that_hold_much_do_not_wait_for_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    size_bytes = heap._peak_bytes()
+    assert size_bytes > 1 << 20
+    monkeypatch.setattr(heap, "_peak_bytes", lambda: size_bytes)
+    spare_heap()
+    collections, garbage = Collections(), lost()
+    size_bytes += heap.MOST_GROWN_BYTES - 1
+    collections.collect_if_due()
+    assert garbage() is not None
+    size_bytes += 1
+    collections.collect_if_due()
     assert garbage() is None
 
 
