@@ -20,7 +20,7 @@ class Stalls:
         self._ran_s = monotonic()
 
     def note(self, *, due_s: float, least_s: float) -> float:
-        """A sign of life, due ``due_s`` seconds after the one before; how late it is, 0 if that is under ``least_s``."""
+        """A sign of life, due ``due_s`` seconds after the one before; how late it is, 0 if less than ``least_s``."""
         now_s = self._monotonic()
         stood_s, self._ran_s = now_s - self._ran_s - due_s, now_s
         return stood_s if stood_s >= least_s else 0.0

@@ -120,7 +120,7 @@ def test_syncs_go_on_after_a_restart_on_a_clock_that_was_set_back(tmp_path: Path
         await client.beat(epoch=lease.epoch - EPOCH_0, progress=progress(50))
         await told(client, ahead, after=lease.directive_seq)
         if left == "closed":
-            done = report(0, **times_s)
+            done = report(0, SyncOutcome.APPLIED, **times_s)
             await client.beat(epoch=lease.epoch - EPOCH_0, progress=progress(0, step=1001, round=1), syncs=[done])
         if left == "failed":
             failed = report(0, SyncOutcome.FAILED, **times_s)

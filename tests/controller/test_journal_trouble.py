@@ -174,7 +174,7 @@ def test_what_one_journal_is_asked_while_it_writes_goes_into_the_next_batch_whol
 
 def test_what_comes_while_a_journal_closes_does_not_keep_its_writer_busy(tmp_path: Path) -> None:
     store = Hanging(SqliteStore(tmp_path / "journal.sqlite"))
-    journal = Journal(store)  # type: ignore[arg-type]
+    journal = Journal(store)
     store.go_on.clear()
     journal.put("meta", "epoch", "1")
     journal.close_soon()
