@@ -111,7 +111,7 @@ def _build(
         if contender is not None and seat is not None:
             tasks.start("lead", partial(contender.run, tasks.exit, seat))
         tasks.start("recall", lambda: every(RECALL_EVERY_S, tasks.exit, recall.tick))
-        tasks.start("watch", lambda: every(settings.tick_s, tasks.exit, loop.note_running))
+        tasks.start("watch", lambda: every(settings.watch_every_s, tasks.exit, loop.note_running))
         tasks.start("decide", lambda: every(settings.tick_s, tasks.exit, loop.tick))
         tasks.start("follow costs", lambda: every(settings.tick_s, tasks.exit, loop.follow_costs))
         tasks.start("headroom", lambda: every(HEADROOM_EVERY_S, tasks.exit, loop.refresh_headroom))

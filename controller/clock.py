@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from controller.schema import Autonomy, Directive, Heartbeat
-from diloco.schema import SyncReport
+from diloco.schema import Progress, SyncReport
 from service.wire import Record
 
 logger = logging.getLogger(__name__)
@@ -66,6 +66,17 @@ def moved(record: R, by_s: float, *names: str) -> R:
     return record.model_copy(update={name: t_s + by_s for name, t_s in times_s.items() if t_s is not None})
 
 
+def not_ahead(record: R, now_s: float, *names: str, with_them: str | None = None) -> R:
+    """The record with these times, and another one, so much earlier that none of them is after ``now_s``.
+
+    For what was noted down by a clock that ran ahead and has been set right since: waiting until then helps nobody.
+    """
+    ahead_s = max((getattr(record, name) or 0.0) - now_s for name in names)
+    if ahead_s <= 0:
+        return record
+    return moved(record, -ahead_s, *names, *(() if with_them is None else (with_them,)))
+
+
 def directive_at(directive: Directive, correction_s: float) -> Directive:
     """As the agents' clocks have it."""
     if correction_s == 0.0:
@@ -78,11 +89,16 @@ def autonomy_at(autonomy: Autonomy, correction_s: float) -> Autonomy:
     return autonomy if correction_s == 0.0 else moved(autonomy, correction_s, "until_s")
 
 
+def progress_at(progress: Progress, correction_s: float) -> Progress:
+    """As the agents' clocks have it."""
+    return progress if correction_s == 0.0 else moved(progress, correction_s, "last_sync_at_s")
+
+
 def own_beat(beat: Heartbeat, correction_s: float) -> Heartbeat:
     """A heartbeat in the controller's time."""
     if correction_s == 0.0:
         return beat
-    progress = None if beat.progress is None else moved(beat.progress, -correction_s, "last_sync_at_s")
+    progress = None if beat.progress is None else progress_at(beat.progress, -correction_s)
     syncs = [_own_report(report, correction_s) for report in beat.syncs]
     return moved(beat, -correction_s, "t_s").model_copy(update={"progress": progress, "syncs": syncs})
 

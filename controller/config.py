@@ -101,6 +101,11 @@ class ControllerSettings(ServiceSettings):
     def takeover_after_s(self) -> float:
         return self.heartbeat_interval_s * HEARTBEATS_UNTIL_TAKEOVER
 
+    @property
+    def watch_every_s(self) -> float:
+        """Between two signs of life of the process: short beside the silence that tells that somebody is gone."""
+        return min(self.tick_s, self.heartbeat_interval_s)
+
     def kept_since_s(self, now_s: float) -> dict[str, float]:
         """For each log of the journal, the time before which its rows are dropped."""
         long_ago_s = now_s - self.retention_s

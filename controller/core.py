@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from controller.budget import check_budget, is_over
-from controller.clock import Clock, autonomy_at, correction_of, directive_at, own_beat
+from controller.clock import Clock, autonomy_at, correction_of, directive_at, own_beat, progress_at
 from controller.dashboard.recent import Recent, read_recent
 from controller.handover import Handover
 from controller.headroom import CostSource
@@ -236,7 +236,7 @@ class Controller:
             lease_timeout_s=settings.lease_timeout_s,
             synchronizer_url=settings.synchronizer_url,
             directive_seq=directive_seq,
-            resume=agent.resume,
+            resume=None if agent.resume is None else progress_at(agent.resume, correction_of(self.clock)),
             paused=self.state.paused,
             autonomy=self._autonomy(),
             sync_timeout_s=settings.sync_timeout_s,

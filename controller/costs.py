@@ -45,7 +45,7 @@ class ServerCosts:
         self._newest = -1
         """Newest second of the grid that was touched."""
         self.known_since = sys.maxsize
-        """Nothing is known of any second before this one."""
+        """A group that begins now learns from this second on: nothing is known of any before, or it would take long."""
 
     def add(self, sample: LoadSample) -> None:
         self.num_samples += 1
@@ -145,6 +145,9 @@ class CostBook:
         if len(self._groups) == 1:
             # It learns anew from all that there is, in some 40 ms; of a thousand groups that would be a minute.
             self._groups.clear()
+            for server_id, server in past.items():
+                present = self._servers[server_id]
+                present.known_since = min(present.known_since, server.known_since)
 
     def series(self, server_ids: Collection[str], *, since_s: float, until_s: float) -> tuple[float | None, ...]:
         """Cost per second of the group in each whole second of ``[since_s, until_s)``; None where it is unknown."""

@@ -121,7 +121,7 @@ class Experiments:
 
     def _advance(self, experiment: Experiment, now_s: float) -> None:
         block = experiment.current
-        if min(now_s, block.ends_s) - block.seen_s > experiment.max_absence_s(self._state.settings.tick_s):
+        if abs(min(now_s, block.ends_s) - block.seen_s) > experiment.max_absence_s(self._state.settings.tick_s):
             self._begin_again(experiment, now_s)
         elif now_s >= block.ends_s and block.index + 1 < len(experiment.order):
             self._begin_block(experiment, block.index + 1, now_s=now_s)

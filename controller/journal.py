@@ -190,7 +190,8 @@ class Journal:
             failed = not self._commit(batch)
             if not failed:
                 self._prune_some()
-            if closing and (failed or self._committed >= self._submitted):
+            # What was never sealed may be half a change: it is reported, and keeps nobody waiting.
+            if closing and (failed or self._committed >= self._requested):
                 self._report_lost()
                 self._store.close()
                 return

@@ -71,8 +71,11 @@ class Loop:
 
     async def tick(self) -> None:
         """One tick, if this controller leads; a failure is counted and the next one tries again."""
-        if not self._controller.leadership.leads:
-            return
+        if self._controller.leadership.leads:
+            await self._tick()
+        self._collections.collect_if_due()  # also of a standby, which answers everybody that it is none
+
+    async def _tick(self) -> None:
         await self.note_running()
         started_s = time.perf_counter()
         try:
@@ -84,7 +87,6 @@ class Loop:
             self._metrics.tick_failures.inc()
             self._repeats.error("tick failed", exc)
         self._metrics.tick_seconds.observe(time.perf_counter() - started_s)
-        self._collections.collect_if_due()
 
     async def _on_tick(self, now_s: float) -> None:
         for agent in self._state.registry.expire(now_s):
@@ -110,13 +112,16 @@ class Loop:
         await self._publish_soon()
 
     async def note_running(self) -> None:
-        """As often as a tick, and also while one waits: time in which this process stood still is held against nobody.
+        """Every ``watch_every_s``, also while a tick waits: time in which this process stood still is held against
+        nobody.
 
         Also by the tick itself: after a stall either may come first.
         """
         if not self._controller.has_state:
+            self._stalls.note(due_s=0.0, least_s=0.0)  # a standby runs, too
             return
-        stood_s = self._stalls.note(least_s=self._state.settings.takeover_after_s)
+        settings = self._state.settings
+        stood_s = self._stalls.note(due_s=settings.watch_every_s, least_s=settings.takeover_after_s)
         if stood_s and self._controller.leadership.leads:
             logger.warning("stood still, leases are longer for it stood_s=%.1f", stood_s)
             self._state.registry.excuse(stood_s, now_s=self._controller.clock())

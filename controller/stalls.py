@@ -1,7 +1,8 @@
 """How long this process stood still: stopped, swapped out, or its machine paused.
 
 Agents could not be heard in that time, so it counts against none of them. Short of three heartbeats it costs nobody a
-lease, and is not told.
+lease, and is not told. What lies between two signs of life anyway is no standing still: it counts, so that nobody who
+is gone keeps a lease however often this process stands still.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ class Stalls:
         self._monotonic = monotonic
         self._ran_s = monotonic()
 
-    def note(self, *, least_s: float) -> float:
-        """A sign of life; seconds since the one before where they are ``least_s`` or more, else 0."""
+    def note(self, *, due_s: float, least_s: float) -> float:
+        """A sign of life, due ``due_s`` seconds after the one before; how late it is, 0 if less than ``least_s``."""
         now_s = self._monotonic()
-        stood_s, self._ran_s = now_s - self._ran_s, now_s
+        stood_s, self._ran_s = now_s - self._ran_s - due_s, now_s
         return stood_s if stood_s >= least_s else 0.0

@@ -11,6 +11,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from controller.budget import check_budget, new_period, with_sync_spent, with_sync_started
+from controller.clock import not_ahead
 from controller.config import ControllerSettings
 from controller.costs import CostBook
 from controller.directives import Box, Mailboxes
@@ -47,7 +48,7 @@ class FleetState:
         self.reader = reader
         self.run_id = restore_run_id(settings, meta)
         keep_num_fragments(settings, meta)
-        self.run_started_s = read_number(meta, "run_started_s", now_s)
+        self.run_started_s = min(read_number(meta, "run_started_s", now_s), now_s)
         self.paused = meta.get("paused") == "1"
         self.last_decision_id = reader.last_id("decisions")
         agents = reader.values("agents", AgentRecord)
@@ -79,7 +80,10 @@ class FleetState:
         self.costs = CostBook(stale_after_s=settings.stale_after_s)
         self.rounds = RoundBook(
             journal,
-            reader.values("rounds", RoundEntry, newest=KEPT_ROUNDS),
+            (
+                not_ahead(entry, now_s, "directed_s", "opened_s", "closed_s", with_them="deadline_s")
+                for entry in reader.values("rounds", RoundEntry, newest=KEPT_ROUNDS)
+            ),
             num_applied=read_whole(meta, "rounds_applied", 0),
             report_grace_s=settings.report_grace_s,
             counted_to=read_whole(meta, "rounds_counted_to", 0) if "rounds_counted_to" in meta else None,
@@ -99,7 +103,10 @@ class FleetState:
         """Policy and budget: as they were set last over HTTP, unless the settings changed since."""
         wanted = Configured(policy=self.settings.policy_spec, budget=self.settings.budget_spec)
         before = _read_configured(meta)
-        budgets = self._read_orders("budget", BudgetStatus, lambda budget: check_budget(budget.spec))
+        budgets = [
+            not_ahead(budget, now_s, "started_s", "last_sync_s")
+            for budget in self._read_orders("budget", BudgetStatus, lambda budget: check_budget(budget.spec))
+        ]
         policies = self._read_orders("policy", PolicySpec)
         self.policy_was_changed = before is not None and before.policy != wanted.policy
         """The settings name another policy than at the last start."""

@@ -9,7 +9,11 @@ does not read, as long as the connection lasts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import socket
+import struct
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -18,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 HEAD_DEADLINE_S = 20.0
 STALLED_S = 30.0
+_ACKED, _ACKED_AT = struct.Struct("=Q"), 120
+"""Where Linux has ``tcpi_bytes_acked`` in its ``struct tcp_info``; older kernels end before it."""
 
 
 class Bounds(asyncio.Protocol):
@@ -68,13 +74,15 @@ class Bounds(asyncio.Protocol):
             self._drop("no whole request within %g s", HEAD_DEADLINE_S)
 
     def _watch_writes(self) -> None:
-        left = self.transport.get_write_buffer_size()
+        left, taken = self.transport.get_write_buffer_size(), _taken_bytes(self.transport)
         if self._stall_timer is None:
-            self._stall_timer = asyncio.get_running_loop().call_later(STALLED_S, self._writes_overdue, left)
+            self._stall_timer = asyncio.get_running_loop().call_later(STALLED_S, self._writes_overdue, left, taken)
 
-    def _writes_overdue(self, before: int) -> None:
+    def _writes_overdue(self, left: int, taken: int | None) -> None:
         self._stall_timer = None
-        if self.transport.get_write_buffer_size() < before:
+        now_taken = _taken_bytes(self.transport)
+        takes = taken is not None and now_taken is not None and now_taken > taken
+        if takes or self.transport.get_write_buffer_size() < left:
             self._watch_writes()  # slow, but it reads
         else:
             self._drop("no byte of the answer taken within %g s", STALLED_S)
@@ -92,6 +100,21 @@ class Bounds(asyncio.Protocol):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
+
+
+def _taken_bytes(transport: asyncio.Transport) -> int | None:
+    """Bytes that the other host has acknowledged since the connection began; None where that is not to be had.
+
+    A buffer does not tell it all: behind TLS it is a second one that stays as it is while the first one, with megabytes
+    of an answer in large pieces, is read slowly.
+    """
+    found = transport.get_extra_info("socket")
+    if found is None or not hasattr(socket, "TCP_INFO"):
+        return None
+    with contextlib.suppress(OSError, struct.error), socket.socket(fileno=os.dup(found.fileno())) as connection:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED_AT + _ACKED.size)
+        return int(_ACKED.unpack_from(info, _ACKED_AT)[0])
+    return None
 
 
 class BoundedH11(Bounds, H11Protocol):

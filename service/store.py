@@ -11,7 +11,7 @@ What a `torch.distributed.Store` promises holds here: a counter (`Values.add`) i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from service.errors import ConflictError, InputError, OverloadedError
@@ -46,6 +46,8 @@ class Values:
         self._max_total_bytes = max_total_bytes
         self._max_groups = max_groups
         self.num_bytes = 0
+        self.on_new_epoch: Callable[[], None] = lambda: None
+        """Called when a group has a newer epoch: whoever waits for a value of the one before waits in vain."""
 
     def get(self, group: str, epoch: int, key: str, *, now_s: float) -> bytes | None:
         """The value; None while there is none.
@@ -120,6 +122,7 @@ class Values:
         if epoch > group.epoch:
             self._account(group, -group.num_bytes)
             group.epoch, group.values = epoch, {}
+            self.on_new_epoch()
         group.used_s = now_s
         return group
 

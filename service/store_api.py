@@ -45,6 +45,7 @@ class SharedStore:
 
     def __init__(self, values: Values | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.values = values or Values()
+        self.values.on_new_epoch = self.announce
         self._clock = clock
         self._changed = asyncio.Event()
         self._num_waiting = 0

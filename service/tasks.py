@@ -64,8 +64,10 @@ async def background() -> AsyncIterator[Background]:
 
 
 async def wait_for_exit(exit_event: asyncio.Event, timeout_s: float) -> bool:
-    """Wait until ``exit_event`` is set, at most ``timeout_s`` seconds; say whether it is."""
-    if timeout_s > 0 and not exit_event.is_set():
+    """Wait until ``exit_event`` is set, at most ``timeout_s`` seconds; say whether it is. All others run meanwhile."""
+    if timeout_s <= 0:
+        await asyncio.sleep(0)
+    elif not exit_event.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(exit_event.wait(), timeout_s)
     return exit_event.is_set()

@@ -10,6 +10,7 @@ import pytest
 from controller.clock import HostClock
 from controller.directives import Mailboxes
 from controller.schema import DirectiveKind
+from diloco.schema import SyncOutcome
 from tests.controller.helpers import (
     EPOCH_0,
     START_S,
@@ -20,6 +21,7 @@ from tests.controller.helpers import (
     progress,
     report,
     sample,
+    until,
 )
 
 
@@ -81,3 +83,58 @@ def test_agents_are_spoken_with_in_the_time_of_their_hosts(tmp_path: Path) -> No
 
     settings = make_settings(tmp_path, policy="no_sync", policy_params={})
     play(settings, HostClock(wall=wall, monotonic=monotonic), body)
+
+
+@pytest.mark.parametrize("by_s", [-3600.0, 3600.0])
+def test_who_takes_a_slot_over_goes_on_in_the_time_of_its_host(tmp_path: Path, by_s: float) -> None:
+    wall, monotonic = ManualClock(), ManualClock(7.0)
+
+    async def body(client: Client) -> None:
+        await client.register("a")
+        await client.beat("a", epoch=1, progress=progress(20, last_sync_at_s=wall() - 5))
+        wall.advance(by_s)
+        await client.http.delete("/v1/agents/a", params={"instance": "first"})
+        lease = await client.register("b")
+        assert lease.resume is not None
+        assert lease.resume.last_sync_at_s == wall() - 5
+        await client.beat("b", epoch=lease.epoch - EPOCH_0, progress=lease.resume)
+
+    play(make_settings(tmp_path, policy="no_sync"), HostClock(wall=wall, monotonic=monotonic), body)
+
+
+@pytest.mark.parametrize("left", ["closed", "failed", "open"])
+def test_syncs_go_on_after_a_restart_on_a_clock_that_was_set_back(tmp_path: Path, left: str) -> None:
+    settings = make_settings(tmp_path, lease_timeout_s=600)
+    ahead, clock = ManualClock(START_S + 3600), ManualClock()
+    times_s = {"started_s": ahead(), "pushed_s": ahead(), "finished_s": ahead()}
+
+    async def told(client: Client, now: ManualClock, *, after: int) -> None:
+        async def is_told() -> bool:
+            now.advance(0.5)
+            return bool((await client.directives(after=after))["directives"])
+
+        await until(is_told, "a directive to sync")
+
+    async def before(client: Client) -> None:
+        lease = await client.register()
+        await client.beat(epoch=lease.epoch - EPOCH_0, progress=progress(50))
+        await told(client, ahead, after=lease.directive_seq)
+        if left == "closed":
+            done = report(0, SyncOutcome.APPLIED, **times_s)
+            await client.beat(epoch=lease.epoch - EPOCH_0, progress=progress(0, step=1001, round=1), syncs=[done])
+        if left == "failed":
+            failed = report(0, SyncOutcome.FAILED, **times_s)
+            await client.beat(epoch=lease.epoch - EPOCH_0, progress=progress(1, step=1001), syncs=[failed])
+
+    async def after(client: Client) -> None:
+        lease = await client.register()
+        number = 1 if left == "closed" else 0
+        if left == "open":
+            awaited = client.controller.state.rounds.open
+            assert awaited is not None
+            assert awaited.deadline_s <= clock() + settings.sync_timeout_s + settings.report_grace_s
+        await client.beat(epoch=lease.epoch - EPOCH_0, progress=progress(50, step=1002, round=number))
+        await told(client, clock, after=lease.directive_seq)
+
+    play(settings, ahead, before)
+    play(settings, clock, after)

@@ -278,6 +278,23 @@ def test_a_long_absence_begins_the_block_again(tmp_path: Path) -> None:
     play(settings(tmp_path), clock, after)
 
 
+def test_a_block_of_a_clock_that_was_set_back_begins_again(tmp_path: Path) -> None:
+    clock = ManualClock()
+
+    async def before(client: Client, fleet: SimFleet) -> None:
+        await start(client)
+        await fleet.run(BLOCK_S + 8)
+
+    async def after(client: Client) -> None:
+        await client.loop.tick()
+        block = (await look(client)).blocks[1]
+        assert (block.attempt, block.started_s) == (2, clock.now_s)
+
+    play(settings(tmp_path), clock, with_fleet(before, clock))
+    clock.advance(-3600.0)
+    play(settings(tmp_path), clock, after)
+
+
 def test_other_settings_after_a_restart_become_what_comes_back(tmp_path: Path) -> None:
     clock = ManualClock()
 

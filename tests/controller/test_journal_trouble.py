@@ -170,3 +170,18 @@ def test_what_one_journal_is_asked_while_it_writes_goes_into_the_next_batch_whol
     asyncio.run(body())
     journal.close()
     assert watching.batches == [{"meta": {"a"}}, {"meta": {"b"}, "policy": {"current"}}, {"meta": {"c"}}]
+
+
+def test_what_comes_while_a_journal_closes_does_not_keep_its_writer_busy(tmp_path: Path) -> None:
+    store = Hanging(SqliteStore(tmp_path / "journal.sqlite"))
+    journal = Journal(store)
+    store.go_on.clear()
+    journal.put("meta", "epoch", "1")
+    journal.close_soon()
+    journal.put("meta", "epoch", "2")  # of one who does not know yet
+    store.go_on.set()
+    journal._thread.join(5)
+    ended = not journal._thread.is_alive()
+    journal.close()
+    assert ended
+    assert JournalReader(tmp_path / "journal.sqlite").meta()["epoch"] == "1"

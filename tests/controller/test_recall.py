@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from controller import recall as recall_module
-from controller.costs import ServerCosts
+from controller.costs import CostBook, ServerCosts
 from controller.journal import Journal
 from controller.journal_reader import Reader
 from controller.recall import read_past
@@ -49,6 +49,21 @@ def test_a_past_of_another_day_leaves_nothing_behind() -> None:
     present = costs_of(10_000, 10_001, cost=9.0)
     present.recall(costs_of(0, 1, cost=1.0))
     assert series(present, 10_000 - 1797, 10_002) == [None] * 1797 + [9.0, 9.0]
+
+
+@pytest.mark.parametrize("num_groups", [1, 2])
+def test_one_group_learns_from_the_past_and_many_do_not_hold_up_a_tick(num_groups: int) -> None:
+    book, now_s = CostBook(stale_after_s=5.0), START_S + 310
+    names = [f"vllm-{number}" for number in range(num_groups)]
+    for name in names:
+        book.view([name], now_s=START_S + 300, sync_s=2.0)
+        for second in range(300, 310):
+            book.offer(LoadSample.model_validate(told(START_S + second + 1, 1.0, name)))
+        book.view([name], now_s=now_s, sync_s=2.0)
+    book.recall({name: costs_of(*range(300), cost=9.0) for name in names}, now_s=now_s)
+    seen = book.view(names[:1], now_s=now_s, sync_s=2.0)
+    assert seen is not None
+    assert len(seen.recent_per_s) == (310 if num_groups == 1 else 10)
 
 
 def test_the_past_is_read_in_slices_of_the_servers_that_matter(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

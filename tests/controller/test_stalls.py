@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 import time
 from pathlib import Path
 
+import pytest
+
+from controller.clock import steady_clock
+from controller.core import Controller
+from controller.journal import Journal
+from controller.loop import Loop
+from controller.metrics import Metrics
 from controller.registry import LeaseTerms, Registry
 from controller.stalls import Stalls
-from tests.controller.helpers import START_S, ManualClock, MemoryStore, progress, registration
+from controller.state import FleetState
+from tests.controller.helpers import (
+    START_S,
+    Client,
+    ManualClock,
+    MemoryStore,
+    make_settings,
+    play,
+    progress,
+    registration,
+    until,
+)
 from tests.controller.processes import Process, controller, eventually
 
 
@@ -19,13 +38,57 @@ def test_only_what_is_long_counts_as_standing_still() -> None:
     found = []
     for passed_s in (1.0, 2.5, 3.5, 60.0, 0.5):
         clock.advance(passed_s)
-        found.append(stalls.note(least_s=3.0))
-    assert found == [0.0, 0.0, 3.5, 60.0, 0.0]
+        found.append(stalls.note(due_s=0.5, least_s=3.0))
+    assert found == [0.0, 0.0, 3.0, 59.5, 0.0]
 
 
 def make_registry() -> Registry:
     terms = LeaseTerms(num_slots=2, lease_timeout_s=10.0, takeover_after_s=3.0)
     return Registry(MemoryStore(), terms, epoch=0, agents=[])
+
+
+def test_one_who_is_gone_keeps_no_lease_of_a_controller_that_stands_still_again_and_again() -> None:
+    registry, clock = make_registry(), ManualClock()
+    stalls = Stalls(monotonic=clock)
+    registry.register(registration("gone"), now_s=clock())
+    for _ in range(12):
+        clock.advance(5.0)
+        registry.excuse(stalls.note(due_s=1.0, least_s=3.0), now_s=clock())
+        if lost := registry.expire(clock()):
+            break
+    assert [agent.agent_id for agent in lost] == ["gone"]
+
+
+def test_ticks_that_are_rare_beside_a_lease_are_no_stalls(tmp_path: Path) -> None:
+    settings = make_settings(tmp_path, lease_timeout_s=1.0, tick_s=0.5)
+
+    async def body(client: Client) -> None:
+        await client.register()
+
+        async def is_lost() -> bool:
+            return not (await client.get("/v1/islands"))[0]["alive"]
+
+        await until(is_lost, "the end of a lease that nobody renews")
+
+    play(settings, steady_clock(), body)
+
+
+def test_a_standby_does_not_stand_still(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock, journal = ManualClock(), Journal(tmp_path / "journal.sqlite")
+    controller = Controller(None, Metrics(), clock)
+    loop = Loop(controller)
+    loop._stalls = Stalls(monotonic=clock)
+
+    async def main() -> None:
+        for _ in range(60):
+            clock.advance(1.0)
+            await loop.note_running()
+        controller.enter(controller.prepare(FleetState(make_settings(tmp_path), journal, now_s=clock())))
+        await loop.note_running()
+
+    asyncio.run(main())
+    journal.close()
+    assert "stood still" not in caplog.text
 
 
 def test_time_in_which_the_controller_stood_still_is_held_against_no_lease() -> None:

@@ -171,8 +171,8 @@ class Watched(Bounds, Plain):
 class Pipe(asyncio.Transport):
     """A transport whose buffer a test fills."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, connection: socket.socket | None = None) -> None:
+        super().__init__({"socket": connection})
         self.left = 100
         self.aborted = False
 
@@ -196,12 +196,40 @@ def test_a_client_that_reads_slowly_is_served_on(monkeypatch: pytest.MonkeyPatch
             before, pipe.left = pipe.left, left
             assert connection._stall_timer is not None
             connection._stall_timer.cancel()
-            connection._writes_overdue(before)
+            connection._writes_overdue(before, None)
             assert not pipe.aborted
         connection.resume_writing()
         assert connection._stall_timer is None
-        connection._writes_overdue(49)
+        connection._writes_overdue(49, None)
         assert pipe.aborted
         connection.connection_lost(None)
 
     asyncio.run(body())
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux tells what was acknowledged")
+def test_a_buffer_that_stays_is_no_stall_while_the_other_side_takes_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "STALLED_S", 1000.0)
+
+    async def body(one: socket.socket, other: socket.socket) -> None:
+        pipe, connection = Pipe(one), Watched()
+        connection.connection_made(pipe)
+        before = bounds._taken_bytes(pipe)
+        if before is None:
+            pytest.skip("this kernel does not tell what was acknowledged")
+        one.sendall(b"x" * 1000)
+        assert len(other.recv(1000, socket.MSG_WAITALL)) == 1000
+        while bounds._taken_bytes(pipe) == before:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        connection._writes_overdue(pipe.left, before)
+        assert not pipe.aborted
+        connection._writes_overdue(pipe.left, bounds._taken_bytes(pipe))
+        assert pipe.aborted
+        connection.connection_lost(None)
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as one,
+        listener.accept()[0] as other,
+    ):
+        asyncio.run(body(one, other))

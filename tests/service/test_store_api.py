@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import httpx
+import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
@@ -99,6 +100,18 @@ def test_a_wait_ends_with_the_value_or_with_its_epoch_or_with_the_process() -> N
         store.close()
         assert (await stopped).status_code == 204
         assert (await client.get("/v1/store/4/b", params={"wait_s": 30})).status_code == 204
+
+    play(body)
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE"])
+def test_a_wait_ends_as_soon_as_anybody_has_a_newer_epoch(method: str) -> None:
+    async def body(client: httpx.AsyncClient, store: SharedStore) -> None:
+        waiting = asyncio.create_task(client.get(KEY, params={"wait_s": 30}))
+        await until(lambda: store._num_waiting == 1)
+        await client.request(method, KEY.replace("/3/", "/4/"))
+        async with asyncio.timeout(15):
+            assert (await waiting).status_code == 409
 
     play(body)
 

@@ -65,3 +65,24 @@ def test_ticks_that_overrun_are_skipped_not_queued(caplog: pytest.LogCaptureFixt
 
     assert asyncio.run(run()) == 3
     assert "overran" in caplog.text
+
+
+def test_ticks_that_always_overrun_let_others_run() -> None:
+    async def run() -> int:
+        exit_event = asyncio.Event()
+        ticks = 0
+
+        async def tick() -> None:  # has work, and waits for nothing
+            nonlocal ticks
+            ticks += 1
+            time.sleep(0.002)  # noqa: ASYNC251
+            if ticks == 50:
+                exit_event.set()
+
+        async def end() -> None:
+            exit_event.set()
+
+        await asyncio.gather(every(0.001, exit_event, tick), end())
+        return ticks
+
+    assert asyncio.run(run()) == 1
