@@ -58,7 +58,7 @@ class Run:
     def started_at(self, agent_id: str, slot: int) -> int:
         """The step at which the agent's newest worker for the slot began."""
         found = re.findall(
-            rf"worker started pid=\d+ slot={slot} step=(\d+)", (self.logs / f"{agent_id}.log").read_text()
+            rf"worker started pid=\d+ rank=0 slot={slot} step=(\d+)", (self.logs / f"{agent_id}.log").read_text()
         )
         return int(found[-1])
 
