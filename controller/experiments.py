@@ -121,7 +121,9 @@ class Experiments:
 
     def _advance(self, experiment: Experiment, now_s: float) -> None:
         block = experiment.current
-        if abs(min(now_s, block.ends_s) - block.seen_s) > experiment.max_absence_s(self._state.settings.tick_s):
+        # Unseen until its end, or seen in what is the future on a clock that was set back.
+        unseen_s = max(min(now_s, block.ends_s) - block.seen_s, block.seen_s - now_s)
+        if unseen_s > experiment.max_absence_s(self._state.settings.tick_s):
             self._begin_again(experiment, now_s)
         elif now_s >= block.ends_s and block.index + 1 < len(experiment.order):
             self._begin_block(experiment, block.index + 1, now_s=now_s)
