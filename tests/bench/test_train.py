@@ -15,8 +15,8 @@ and what all islands send in an all-reduce is what all receive. torchft's quanti
 compared. On loopback a byte costs next to nothing: what is seen there is the cost of all else, on our side digests, two
 more hops, and every contribution and generation on disk before anybody sees it.
 
-    BENCH_TRAIN='STEPS H SEEDS WARM WIDTH'      by default 1500 30 3 420 128, which takes some 10 minutes on two quiet
-                                                cores; the first WARM steps are data parallel for all
+    BENCH_TRAIN='STEPS H SEEDS WARM WIDTH'      by default 1500 30 3 420 128: 10 minutes or so on two quiet
+                                                cores (an estimate); the first WARM steps are data parallel
     BENCH_TRAIN_SIDE='WIDTH LAYERS ROUNDS RUNS' by default 256 4 6 3
 """
 

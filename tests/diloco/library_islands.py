@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,9 +14,7 @@ import torch
 
 from diloco import Island
 from tests.diloco.conftest import SynchronizerProcess
-from tests.diloco.parity import OUTER_LR, OUTER_MOMENTUM, Stopwatch, Task, Trainer
-
-RUN_S = 300.0
+from tests.diloco.parity import OUTER_LR, OUTER_MOMENTUM, Stopwatch, Task, Trainer, run_islands
 
 
 def train(task: Task, slot: int, url: str, codec: str, out: Path) -> None:
@@ -52,16 +49,10 @@ def serve(task: Task, codec: str, out: Path) -> int:
         *("--quorum", str(task.num_islands), "--outer-lr", str(OUTER_LR), "--outer-momentum", str(OUTER_MOMENTUM)),
     )
     command = [sys.executable, "-m", "tests.diloco.library_islands", *task.arguments(), "--out", str(out)]
-    islands = [
-        subprocess.Popen([*command, "--codec", codec, "--slot", str(slot), "--synchronizer", synchronizer.url])
-        for slot in range(task.num_islands)
-    ]
     try:
-        return max(abs(island.wait(RUN_S)) for island in islands)
+        command += ["--codec", codec, "--synchronizer", synchronizer.url]
+        return run_islands(command, num_islands=task.num_islands)
     finally:
-        for island in islands:
-            island.kill()
-            island.wait()
         synchronizer.close()
 
 

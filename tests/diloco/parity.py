@@ -6,7 +6,9 @@ Needs torch and `diloco.model` alone.
 from __future__ import annotations
 
 import argparse
+import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -17,6 +19,7 @@ from diloco.model import ModelSize, build_model, next_byte_loss
 
 OUTER_LR = 0.7
 OUTER_MOMENTUM = 0.9
+RUN_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,3 +95,14 @@ class Stopwatch:
 
     def __exit__(self, *_: object) -> None:
         self.times_s.append(time.perf_counter() - self._began_s)
+
+
+def run_islands(command: Sequence[str], *, num_islands: int) -> int:
+    """One process per slot; the worst of their exit codes. None is left, whatever happens."""
+    islands = [subprocess.Popen([*command, "--slot", str(slot)]) for slot in range(num_islands)]
+    try:
+        return max(abs(island.wait(RUN_S)) for island in islands)
+    finally:
+        for island in islands:
+            island.kill()
+            island.wait()

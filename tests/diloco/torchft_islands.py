@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import threading
 from datetime import timedelta
@@ -18,10 +17,9 @@ from typing import Any
 
 import torch
 
-from tests.diloco.parity import OUTER_LR, OUTER_MOMENTUM, Stopwatch, Task, Trainer
+from tests.diloco.parity import OUTER_LR, OUTER_MOMENTUM, Stopwatch, Task, Trainer, run_islands
 
 TIMEOUT = timedelta(seconds=60)
-RUN_S = 300.0
 
 
 def written_bytes() -> int:
@@ -88,15 +86,9 @@ def serve(task: Task, out: Path) -> int:
     lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=task.num_islands, join_timeout_ms=60_000)
     command = [sys.executable, "-m", "tests.diloco.torchft_islands", *task.arguments(), "--out", str(out)]
     address = lighthouse.address().replace("0.0.0.0", "127.0.0.1")  # noqa: S104 (read, not bound)
-    islands = [
-        subprocess.Popen([*command, "--slot", str(slot), "--lighthouse", address]) for slot in range(task.num_islands)
-    ]
     try:
-        return max(abs(island.wait(RUN_S)) for island in islands)
+        return run_islands([*command, "--lighthouse", address], num_islands=task.num_islands)
     finally:
-        for island in islands:
-            island.kill()
-            island.wait()
         lighthouse.shutdown()
 
 
