@@ -56,6 +56,7 @@ from diloco.schema import (
     Manifest,
     OuterState,
 )
+from diloco.stages import STAGES, Stage
 from diloco.tensorfile import offer_header
 from service.client import explain_response
 from service.errors import ConfigError, ConflictError, InputError, UnavailableError
@@ -230,13 +231,14 @@ class SynchronizerClient:
         while incoming is None or start < len(incoming.buffer):
             num_bytes = len(incoming.buffer) if incoming is not None else num_bytes_at_most
             began_s = self._await_lull(left_bytes=num_bytes - start, in_time_s=deadline_s)
-            response = self._request(
-                "GET",
-                self._fragment,
-                deadline_s=deadline_s,
-                params=params,
-                headers={"Range": f"bytes={start}-{start + CHUNK_BYTES - 1}"},
-            )
+            with STAGES.of(Stage.RECEIVE):
+                response = self._request(
+                    "GET",
+                    self._fragment,
+                    deadline_s=deadline_s,
+                    params=params,
+                    headers={"Range": f"bytes={start}-{start + CHUNK_BYTES - 1}"},
+                )
             self._chunk_s = time.monotonic() - began_s
             data = response.content
             self.bytes_pulled += len(data)
@@ -270,7 +272,8 @@ class SynchronizerClient:
     ) -> R:
         """Send what the synchronizer lacks, chunk by chunk, until it says that the whole is complete."""
         total = sum(len(piece) for piece in pieces)
-        whole_digest = format_digest(sha256(*pieces))
+        with STAGES.of(Stage.DIGEST):
+            whole_digest = format_digest(sha256(*pieces))
         start = 0
         backoff = Backoff()
         now_s = time.time()
@@ -282,17 +285,20 @@ class SynchronizerClient:
                 start = max(total - CHUNK_BYTES, 0)
             part = ByteRange(start, min(start + CHUNK_BYTES, total), total)
             chunk = _cut(pieces, part)
+            with STAGES.of(Stage.DIGEST):
+                chunk_digest = format_digest(sha256(chunk))
             headers = {
                 "Content-Type": "application/octet-stream",
                 "Content-Range": format_content_range(part),
-                "Content-Digest": format_digest(sha256(chunk)),
+                "Content-Digest": chunk_digest,
                 "Repr-Digest": whole_digest,
             }
             began_s = self._await_lull(left_bytes=total - start, in_time_s=in_time_s)
             left = {} if close_by_s is None else {"closes_in_s": max(close_by_s - time.time(), 0.0)}
-            response = self._request(
-                "PUT", path, deadline_s=deadline_s, params={**params, **left}, headers=headers, content=chunk
-            )
+            with STAGES.of(Stage.SEND):
+                response = self._request(
+                    "PUT", path, deadline_s=deadline_s, params={**params, **left}, headers=headers, content=chunk
+                )
             self._chunk_s = time.monotonic() - began_s
             reply = _parse(reply_model, response)
             if reply.complete:
@@ -388,7 +394,8 @@ class Incoming:
                 field="manifest",
                 remedy="run every island with the same model",
             )
-        verify_digest(data, headers.get("Content-Digest"))
+        with STAGES.of(Stage.DIGEST):
+            verify_digest(data, headers.get("Content-Digest"))
         self.buffer[start : part.stop] = data
         self._digest = headers.get(RESULT_HEADER if self.codecs else "Repr-Digest")
 
@@ -399,12 +406,16 @@ class Incoming:
             StateMismatchError: the deltas lead elsewhere.
         """
         if not self.codecs:
-            verify_digest(self.buffer, self._digest, field="Repr-Digest")
+            with STAGES.of(Stage.DIGEST):
+                verify_digest(self.buffer, self._digest, field="Repr-Digest")
             return
         if held is None:
             raise InputError("answers with deltas that nobody asked for", field="synchronizer")
-        apply_chain(torch.frombuffer(self.buffer, dtype=torch.uint8), self.codecs, out.copy_(held.parameters))
-        if sha256(wire_bytes(out)) != parse_digest(self._digest, field=RESULT_HEADER):
+        with STAGES.of(Stage.DECODE):
+            apply_chain(torch.frombuffer(self.buffer, dtype=torch.uint8), self.codecs, out.copy_(held.parameters))
+        with STAGES.of(Stage.DIGEST):
+            digest = sha256(wire_bytes(out))
+        if digest != parse_digest(self._digest, field=RESULT_HEADER):
             raise StateMismatchError(
                 f"deltas from version {held.version} do not lead to the parameters that the synchronizer has",
                 field=RESULT_HEADER,

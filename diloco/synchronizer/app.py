@@ -33,6 +33,7 @@ from diloco.schema import (
     OuterState,
     Slot,
 )
+from diloco.stages import STAGES, Stage
 from diloco.synchronizer.config import SynchronizerSettings
 from diloco.synchronizer.download import Download, Opened, download
 from diloco.synchronizer.metrics import Direction, Metrics, Verdict
@@ -178,17 +179,20 @@ def _add_downloads(app: FastAPI, run: Run, metrics: Metrics) -> None:
 
 def _chunk(data: bytes, content_range: str | None, content_digest: str | None, repr_digest: str | None) -> Chunk:
     part = parse_content_range(content_range, length=len(data))
-    verify_digest(data, content_digest)
+    with STAGES.of(Stage.DIGEST):
+        verify_digest(data, content_digest)
     digest = parse_digest(repr_digest, field="Repr-Digest")
     return Chunk(start=part.start, total=part.total, digest=digest, data=data)
 
 
 def _read(whole: Download, part: ByteRange) -> tuple[bytes, bytes]:
     try:
-        data = whole.read(part.start, part.stop)
+        with STAGES.of(Stage.READ):
+            data = whole.read(part.start, part.stop)
     except FileNotFoundError as exc:
         raise _gone(whole) from exc
-    return data, sha256(data)
+    with STAGES.of(Stage.DIGEST):
+        return data, sha256(data)
 
 
 def _open(whole: Download) -> Opened:

@@ -17,6 +17,7 @@ from torch import Tensor
 from diloco.codec import CODECS, FP32_BYTES, Codec, codec_named
 from diloco.digest import sha256
 from diloco.fragment import wire_bytes
+from diloco.stages import STAGES, Stage
 from diloco.synchronizer.rounds import Claim
 from diloco.synchronizer.storage import publish
 from diloco.synchronizer.upload import Chunk, Name, Upload, part_path, require_finite, require_near
@@ -90,18 +91,20 @@ def verify_contribution(upload: Upload, base: Tensor, codec: Codec = CODECS["fp3
         InputError: it is not what was announced, not finite, or absurdly far from the base.
     """
     upload.verify()
-    vector = codec.decode(_read_payload(upload.path, codec), base.numel())
-    require_finite(vector)
-    # A pseudo-gradient is the way to the global parameters itself.
-    origin = base if codec.carries_parameters else torch.zeros(()).expand_as(vector)
-    require_near(vector, origin, what="the global parameters")
+    with STAGES.of(Stage.CHECK):
+        vector = codec.decode(_read_payload(upload.path, codec), base.numel())
+        require_finite(vector)
+        # A pseudo-gradient is the way to the global parameters itself.
+        origin = base if codec.carries_parameters else torch.zeros(()).expand_as(vector)
+        require_near(vector, origin, what="the global parameters")
     return True
 
 
 def accept_contribution(directory: Path, claim: Claim, upload: Upload, *, into: int) -> Accepted:
     """Make a verified contribution count in the round ``into``, also after a crash."""
     path = contribution_path(directory, into=into, slot=claim.slot)
-    publish(upload.path, path)
+    with STAGES.of(Stage.STORE):
+        publish(upload.path, path)
     return Accepted(claim=claim, digest=upload.digest, path=path, into=into)
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from diloco.codec import CODECS, Codec
 from diloco.delta import encode_delta
 from diloco.outer import Contributed, OuterOptimizer, Proposal
+from diloco.stages import STAGES, Stage
 from diloco.synchronizer.contribution import Accepted
 from diloco.synchronizer.generation import Encoded, Generation, Outcome, write_generation
 from diloco.synchronizer.grace import Arrivals
@@ -109,7 +110,8 @@ def take_step(disk: Disk, outer: OuterOptimizer, plan: StepPlan, *, pull_codec: 
     """
     accepted = {slot: share.accepted for slot, share in plan.shares.items()}
     contributions = {slot: Placed(share=share, current=outer.parameters) for slot, share in plan.shares.items()}
-    proposal, slots = finite_proposal(outer, contributions)
+    with STAGES.of(Stage.MERGE):
+        proposal, slots = finite_proposal(outer, contributions)
     outcome = Outcome(
         applied={slot: accepted[slot].digest.hex() for slot in slots},
         epochs=plan.epochs,
@@ -118,7 +120,8 @@ def take_step(disk: Disk, outer: OuterOptimizer, plan: StepPlan, *, pull_codec: 
         outer_momentum=outer.mu,
     )
     base = plan.base
-    parameters, encoded = _published(pull_codec, proposal.parameters, base)
+    with STAGES.of(Stage.ENCODE):
+        parameters, encoded = _published(pull_codec, proposal.parameters, base)
     with disk.writing():
         generation = write_generation(
             disk.directory,

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from diloco.stages import STAGES, Stage
 from diloco.synchronizer.storage import PART_SUFFIX
 from service.errors import InputError
 from service.files import open_regular
@@ -73,10 +74,11 @@ class Upload:
         """Take the chunk if it is the next one; one that was received before, or that leaves a gap, changes nothing."""
         if chunk.start != self.received:
             return
-        with self.path.open("r+b") as file:
+        with STAGES.of(Stage.STORE), self.path.open("r+b") as file:
             file.seek(self._data_offset + chunk.start)
             file.write(chunk.data)
-        self._hash.update(chunk.data)
+        with STAGES.of(Stage.DIGEST):
+            self._hash.update(chunk.data)
         self.received += len(chunk.data)
 
     def verify(self) -> None:
@@ -89,7 +91,7 @@ class Upload:
             raise InputError(
                 "does not match the bytes that arrived", field="Repr-Digest", remedy="send the whole again"
             )
-        with self.path.open("r+b") as file:
+        with STAGES.of(Stage.STORE), self.path.open("r+b") as file:
             os.fsync(file.fileno())
 
     def discard(self) -> None:
