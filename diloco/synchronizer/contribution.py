@@ -6,6 +6,7 @@ As fp32 the file has the tensor `LOCAL`, local parameters; with every other code
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,16 @@ from diloco.fragment import wire_bytes
 from diloco.stages import STAGES, Stage
 from diloco.synchronizer.rounds import Claim
 from diloco.synchronizer.storage import publish
-from diloco.synchronizer.upload import Chunk, Name, Upload, part_path, require_finite, require_near
+from diloco.synchronizer.upload import (
+    FINITE_BLOCK,
+    MAX_DISTANCE,
+    Chunk,
+    Name,
+    Upload,
+    part_path,
+    require_finite_block,
+    require_near_by,
+)
 from diloco.tensorfile import header_bytes, sealed, unsealed
 from service.errors import InputError
 
@@ -53,10 +63,6 @@ class Accepted:
     def payload(self) -> Tensor:
         """The bytes that arrived, mapped from the file."""
         return _read_payload(self.path, self.codec)
-
-    def vector(self, num_values: int) -> Tensor:
-        """Local parameters, mapped from the file, where the codec carries those; otherwise the pseudo-gradient."""
-        return self.codec.decode(self.payload(), num_values)
 
 
 def contribution_path(directory: Path, *, into: int, slot: int) -> Path:
@@ -92,12 +98,25 @@ def verify_contribution(upload: Upload, base: Tensor, codec: Codec = CODECS["fp3
     """
     upload.verify()
     with STAGES.of(Stage.CHECK):
-        vector = codec.decode(_read_payload(upload.path, codec), base.numel())
-        require_finite(vector)
-        # A pseudo-gradient is the way to the global parameters itself.
-        origin = base if codec.carries_parameters else torch.zeros(()).expand_as(vector)
-        require_near(vector, origin, what="the global parameters")
+        payload = _read_payload(upload.path, codec)
+        # Scales alone tell it of any contribution that comes from training.
+        if not codec.norm_bound(payload, base.numel()) <= MAX_DISTANCE / 2:
+            _check_values(payload, base, codec)
     return True
+
+
+def _check_values(payload: Tensor, base: Tensor, codec: Codec) -> None:
+    """One pass over the values: all finite, and not too far away."""
+    distances = []
+    room = torch.empty(FINITE_BLOCK)
+    for number, origin in enumerate(torch.split(base, FINITE_BLOCK)):
+        start = number * FINITE_BLOCK
+        block = codec.decode_part(payload, base.numel(), start, room[: origin.numel()])
+        require_finite_block(block, start=start)
+        # A pseudo-gradient is the way to the global parameters itself.
+        way = block - origin if codec.carries_parameters else block
+        distances.append(float(torch.linalg.vector_norm(way)))
+    require_near_by(math.hypot(*distances), what="the global parameters")
 
 
 def accept_contribution(directory: Path, claim: Claim, upload: Upload, *, into: int) -> Accepted:
