@@ -20,7 +20,7 @@ from diloco.digest import sha256
 from diloco.fragment import wire_bytes
 from diloco.stages import STAGES, Stage
 from diloco.synchronizer.rounds import Claim
-from diloco.synchronizer.storage import publish
+from diloco.synchronizer.storage import SPARE_SUFFIX, retire
 from diloco.synchronizer.upload import (
     FINITE_BLOCK,
     MAX_DISTANCE,
@@ -69,6 +69,15 @@ def contribution_path(directory: Path, *, into: int, slot: int) -> Path:
     return directory / f"{PREFIX}{into:012d}-{slot:05d}.safetensors"
 
 
+def retire_contribution(path: Path) -> None:
+    """Its round is over; the slot's next one takes its place on disk."""
+    retire(path, _spare(path.parent, int(path.stem.rpartition("-")[2])))
+
+
+def _spare(directory: Path, slot: int) -> Path:
+    return directory / f"slot-{slot}{SPARE_SUFFIX}"
+
+
 def upload_name(claim: Claim) -> Name:
     return Name(f"slot-{claim.slot}", claim.epoch)
 
@@ -87,7 +96,13 @@ def begin_contribution(directory: Path, claim: Claim, chunk: Chunk) -> Upload:
         header = header_bytes([(LOCAL, (chunk.total // FP32_BYTES,))], sealed(metadata))
     else:
         header = header_bytes([(PSEUDO_GRADIENT, (chunk.total,))], sealed(metadata), kind="U8")
-    return Upload(part_path(directory, upload_name(claim)), total=chunk.total, digest=chunk.digest, header=header)
+    return Upload(
+        part_path(directory, upload_name(claim)),
+        total=chunk.total,
+        digest=chunk.digest,
+        header=header,
+        spare=_spare(directory, claim.slot),
+    )
 
 
 def verify_contribution(upload: Upload, base: Tensor, codec: Codec = CODECS["fp32"]) -> bool:
@@ -120,10 +135,13 @@ def _check_values(payload: Tensor, base: Tensor, codec: Codec) -> None:
 
 
 def accept_contribution(directory: Path, claim: Claim, upload: Upload, *, into: int) -> Accepted:
-    """Make a verified contribution count in the round ``into``, also after a crash."""
+    """Make a verified contribution count in the round ``into``, also after a restart of this process.
+
+    It is not synced: where the machine itself goes down before the round is over, the island contributes again.
+    """
     path = contribution_path(directory, into=into, slot=claim.slot)
     with STAGES.of(Stage.STORE):
-        publish(upload.path, path)
+        upload.path.replace(path)
     return Accepted(claim=claim, digest=upload.digest, path=path, into=into)
 
 

@@ -29,7 +29,7 @@ from diloco.fragment import num_bytes, num_elements, wire_bytes
 from diloco.schema import CodecName, Manifest
 from diloco.stages import STAGES, Stage
 from diloco.synchronizer.grace import Arrivals
-from diloco.synchronizer.storage import read_part, write_durably
+from diloco.synchronizer.storage import SPARE_SUFFIX, open_kept, read_part, retire, write_durably
 from diloco.tensorfile import LENGTH, entries, header_bytes, layout, parse_header, sealed, unsealed
 from service.errors import InputError
 from service.files import open_regular
@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 PREFIX = "generation-"
 SUFFIX = ".safetensors"
 CORRUPT_SUFFIX = ".corrupt"
+SPARE = f"pruned{SPARE_SUFFIX}"
+"""The last one that was pruned: the next one takes its place on disk."""
 NUM_KEPT = 2
 """The newest, and the one before it: for pulls that have begun, and in case the newest turns out to be damaged."""
 MAX_HEADER_BYTES = 64 << 20
@@ -118,7 +120,7 @@ class Generation:
         return self._open_at(self.delta.offset)
 
     def _open_at(self, offset: int) -> BinaryIO:
-        file = os.fdopen(open_regular(self.path), "rb")
+        file = os.fdopen(open_kept(self.path), "rb")
         file.seek(offset)
         return file
 
@@ -164,7 +166,7 @@ def write_generation(
     header = header_bytes(_layout(manifest, codec), sealed(metadata), encoded=_delta_layout(manifest, codec))
     path = path_of(directory, version)
     with STAGES.of(Stage.PERSIST):
-        write_durably(path, (header, *pieces.values()))
+        write_durably(path, (header, *pieces.values()), spare=directory / SPARE)
     return Generation(
         version=version,
         manifest=manifest,
@@ -258,7 +260,7 @@ def older_generations(directory: Path, newest: Generation, *, num_kept: int) -> 
 def prune_generations(directory: Path, *, num_kept: int = NUM_KEPT) -> None:
     """Remove all but the newest ``num_kept``."""
     for path in sorted(directory.glob(f"{PREFIX}*{SUFFIX}"))[:-num_kept]:
-        path.unlink(missing_ok=True)
+        retire(path, directory / SPARE)
 
 
 def _layout(manifest: Manifest, codec: CodecName | None) -> list[tuple[str, tuple[int, ...]]]:

@@ -5,6 +5,7 @@ A chunk that could not be written does not count as received and may be sent aga
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from diloco.digest import Hash
 from diloco.stages import STAGES, Stage
 from diloco.synchronizer.storage import PART_SUFFIX
 from service.errors import InputError
@@ -51,19 +53,30 @@ class Chunk:
     digest: bytes
     """sha-256 of the whole."""
     data: bytes
+    hashed: Hash | None = None
+    """What its bytes have been put into already, and nothing else."""
 
 
 class Upload:
     """A transfer: the first `received` of its `total` bytes are in the file, behind ``header``."""
 
-    def __init__(self, path: Path, *, total: int, digest: bytes, header: bytes = b"") -> None:
+    def __init__(
+        self, path: Path, *, total: int, digest: bytes, header: bytes = b"", spare: Path | None = None
+    ) -> None:
+        """``spare`` becomes the file, where there is one (`storage.retire`); what it holds beyond is cut off."""
         self.path = path
         self.total = total
         self.digest = digest
         self.received = 0
         self._data_offset = len(header)
-        self._hash = hashlib.sha256()
-        with os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+        self._hash: Hash = hashlib.sha256()
+        if spare is not None:
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                spare.replace(path)
+        self._is_spare = spare is not None
+        truncate = 0 if self._is_spare else os.O_TRUNC
+        with os.fdopen(open_regular(path, os.O_RDWR | os.O_CREAT | truncate), "r+b") as file:
             file.write(header)
 
     @property
@@ -77,12 +90,15 @@ class Upload:
         with STAGES.of(Stage.STORE), self.path.open("r+b") as file:
             file.seek(self._data_offset + chunk.start)
             file.write(chunk.data)
-        with STAGES.of(Stage.DIGEST):
-            self._hash.update(chunk.data)
+        if chunk.start == 0 and chunk.hashed is not None:
+            self._hash = chunk.hashed
+        else:
+            with STAGES.of(Stage.DIGEST):
+                self._hash.update(chunk.data)
         self.received += len(chunk.data)
 
     def verify(self) -> None:
-        """Check the whole against its digest and put it on disk.
+        """Check the whole against its digest.
 
         Raises:
             InputError: the bytes are not those that were announced.
@@ -91,8 +107,9 @@ class Upload:
             raise InputError(
                 "does not match the bytes that arrived", field="Repr-Digest", remedy="send the whole again"
             )
-        with STAGES.of(Stage.STORE), self.path.open("r+b") as file:
-            os.fsync(file.fileno())
+        if self._is_spare:
+            with STAGES.of(Stage.STORE):
+                os.truncate(self.path, self._data_offset + self.total)
 
     def discard(self) -> None:
         self.path.unlink(missing_ok=True)
