@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 
 from diloco.boundary import Boundary, at_once
 from diloco.errors import RoundClosedError
+from diloco.incoming import Held
 from diloco.island import Capture, Contribution, Island, NonFiniteError
 from diloco.protocol import SyncCommand
 from diloco.schema import MAX_DETAIL, FragmentState, InitReply, OuterState, SyncOutcome, SyncReport
-from diloco.transport import Held, SynchronizerClient
+from diloco.transport import SynchronizerClient
 from diloco.turns import Place, round_of
 from service.errors import UnavailableError, WadilocoError
 

@@ -42,6 +42,7 @@ from diloco.codec import CODECS, Codec, new_bytes, new_vector
 from diloco.feedback import Encoded, ErrorFeedback
 from diloco.fragment import flatten_module, manifest_of, shift_module, unflatten_into
 from diloco.schema import Manifest
+from diloco.stages import STAGES, Stage
 from service.errors import InputError, WadilocoError
 
 NORM_BLOCK = 1 << 18
@@ -152,7 +153,8 @@ class Island:
         The copy takes the place of the last one, unless that is `accepted`, or of the contribution ``beside``.
         """
         workspace = self._free_workspace(beside)
-        self._flatten(out=workspace.local)
+        with STAGES.of(Stage.CAPTURE):
+            self._flatten(out=workspace.local)
         return Capture(
             round=self.version,
             workspace=workspace,
@@ -169,14 +171,15 @@ class Island:
         workspace = captured.workspace
         local, encoded = workspace.local, None
         try:
-            if self.feedback is None:
-                update_norm = distance(self.global_flat, local)
-                payload = self.codec.encode(local)
-            else:
-                difference = torch.sub(self.global_flat, local, out=workspace.left_out)
-                update_norm = float(torch.linalg.vector_norm(difference))
-                encoded = self.feedback.encode(difference, out=workspace.payload)
-                payload = encoded.payload
+            with STAGES.of(Stage.ENCODE):
+                if self.feedback is None:
+                    update_norm = distance(self.global_flat, local)
+                    payload = self.codec.encode(local)
+                else:
+                    difference = torch.sub(self.global_flat, local, out=workspace.left_out)
+                    update_norm = float(torch.linalg.vector_norm(difference))
+                    encoded = self.feedback.encode(difference, out=workspace.payload)
+                    payload = encoded.payload
         except InputError as exc:
             raise NonFiniteError(exc.message, field="model", remedy="lower lr or clip_norm") from exc
         return Contribution(
@@ -213,11 +216,12 @@ class Island:
             self.steps_since_sync -= merged.inner_steps
             self.tokens_since_sync -= merged.tokens
             self._settle(merged)
-        if self.steps_since_sync:
-            base = self.global_flat if merged is None else merged.local
-            shift_module(self.module, base=base, to=new_global, names=self._names)
-        else:
-            self._set(new_global)
+        with STAGES.of(Stage.ADOPT):
+            if self.steps_since_sync:
+                base = self.global_flat if merged is None else merged.local
+                shift_module(self.module, base=base, to=new_global, names=self._names)
+            else:
+                self._set(new_global)
         if new_global is self.incoming:
             self.global_flat, self.incoming = self.incoming, self.global_flat
         else:

@@ -4,7 +4,9 @@ Parameters travel as raw little-endian fp32 bytes in the order of the `Manifest`
 encoded (``codec=``, see `CodecName` and `diloco.codec`): as fp32 it carries the island's local parameters l, not the
 pseudo-gradient g - l, for fp32 cannot hold g - l exactly, and the synchronizer has g anyway. With every other codec it
 carries g - l. Sizes, ranges and digests are those of the encoded bytes.
-Each chunk carries ``Content-Range`` and ``Content-Digest`` (RFC 9530, sha-256), the whole carries ``Repr-Digest``.
+Each chunk carries ``Content-Range``, the whole carries ``Repr-Digest`` (RFC 9530, sha-256), which every chunk repeats.
+Chunks carry a ``Content-Digest`` of their own but where the other side says ``Want-Content-Digest: sha-256=0``: the
+synchronizer in its answers to an upload, of all chunks but the first; an island when it pulls whole parameters.
 Uploads continue at ``received_bytes`` of the last answer, which may lie before or behind the chunk just sent.
 
 | ``PUT /v1/fragments/0`` | initial offer of the parameters of all fragments, see `InitReply` |

@@ -27,8 +27,9 @@ from diloco.codec import codec_named
 from diloco.digest import sha256
 from diloco.fragment import num_bytes, num_elements, wire_bytes
 from diloco.schema import CodecName, Manifest
+from diloco.stages import STAGES, Stage
 from diloco.synchronizer.grace import Arrivals
-from diloco.synchronizer.storage import read_part, write_durably
+from diloco.synchronizer.storage import SPARE_SUFFIX, open_kept, read_part, retire, write_durably
 from diloco.tensorfile import LENGTH, entries, header_bytes, layout, parse_header, sealed, unsealed
 from service.errors import InputError
 from service.files import open_regular
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 PREFIX = "generation-"
 SUFFIX = ".safetensors"
 CORRUPT_SUFFIX = ".corrupt"
+SPARE = f"pruned{SPARE_SUFFIX}"
+"""The last one that was pruned: the next one takes its place on disk."""
 NUM_KEPT = 2
 """The newest, and the one before it: for pulls that have begun, and in case the newest turns out to be damaged."""
 MAX_HEADER_BYTES = 64 << 20
@@ -117,7 +120,7 @@ class Generation:
         return self._open_at(self.delta.offset)
 
     def _open_at(self, offset: int) -> BinaryIO:
-        file = os.fdopen(open_regular(self.path), "rb")
+        file = os.fdopen(open_kept(self.path), "rb")
         file.seek(offset)
         return file
 
@@ -142,37 +145,34 @@ def write_generation(
     encoded: Encoded | None = None,
 ) -> Generation:
     """Put a generation on disk; it is complete there when this returns."""
-    digest = sha256(wire_bytes(parameters))
+    pieces = {"parameters": wire_bytes(parameters), "momentum": wire_bytes(momentum)}
+    if encoded is not None:
+        pieces |= {"exact": wire_bytes(encoded.exact), "delta": wire_bytes(encoded.payload)}
+    with STAGES.of(Stage.SEAL):
+        digests = {name: sha256(piece) for name, piece in pieces.items()}
     metadata = {
         "version": str(version),
         "manifest": manifest.model_dump_json(),
-        "parameters_sha256": digest.hex(),
-        "momentum_sha256": sha256(wire_bytes(momentum)).hex(),
+        **{f"{name}_sha256": digest.hex() for name, digest in digests.items()},
         "outer_lr": repr(outcome.outer_lr),
         "outer_momentum": repr(outcome.outer_momentum),
         "applied": json.dumps(dict(outcome.applied)),
         "epochs": json.dumps(dict(outcome.epochs)),
         "arrivals": json.dumps([[known.round, _rounded(known.offsets_s)] for known in outcome.arrivals]),
     }
-    pieces = [wire_bytes(parameters), wire_bytes(momentum)]
     if encoded is not None:
-        more = [wire_bytes(encoded.exact), wire_bytes(encoded.payload)]
-        metadata |= {
-            "pull_codec": encoded.codec,
-            "exact_sha256": sha256(more[0]).hex(),
-            "delta_sha256": sha256(more[1]).hex(),
-        }
-        pieces += more
+        metadata["pull_codec"] = encoded.codec
     codec = encoded.codec if encoded is not None else None
     header = header_bytes(_layout(manifest, codec), sealed(metadata), encoded=_delta_layout(manifest, codec))
     path = path_of(directory, version)
-    write_durably(path, (header, *pieces))
+    with STAGES.of(Stage.PERSIST):
+        write_durably(path, (header, *pieces.values()), spare=directory / SPARE)
     return Generation(
         version=version,
         manifest=manifest,
         path=path,
         data_offset=len(header),
-        digest=digest,
+        digest=digests["parameters"],
         outcome=outcome,
         delta=_delta(len(header), manifest, codec),
     )
@@ -260,7 +260,7 @@ def older_generations(directory: Path, newest: Generation, *, num_kept: int) -> 
 def prune_generations(directory: Path, *, num_kept: int = NUM_KEPT) -> None:
     """Remove all but the newest ``num_kept``."""
     for path in sorted(directory.glob(f"{PREFIX}*{SUFFIX}"))[:-num_kept]:
-        path.unlink(missing_ok=True)
+        retire(path, directory / SPARE)
 
 
 def _layout(manifest: Manifest, codec: CodecName | None) -> list[tuple[str, tuple[int, ...]]]:

@@ -25,6 +25,7 @@ from diloco.synchronizer.contribution import (
     accept_contribution,
     begin_contribution,
     recover_contributions,
+    retire_contribution,
     upload_name,
     verify_contribution,
 )
@@ -349,7 +350,7 @@ class OuterRun:
         """Remove files that no longer count; what cannot be removed is removed at the next start."""
         with contextlib.suppress(OSError):
             for path in contributions:
-                path.unlink(missing_ok=True)
+                retire_contribution(path)
             prune_generations(self._directory, num_kept=self._num_kept)
 
     def _warn_of_changes(self, outcome: Outcome) -> None:

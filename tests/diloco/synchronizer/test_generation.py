@@ -94,4 +94,21 @@ def test_two_generations_are_kept(tmp_path: Path) -> None:
     for version in range(5):
         write(tmp_path, version)
     prune_generations(tmp_path)
-    assert sorted(tmp_path.iterdir()) == [path_of(tmp_path, version) for version in range(5 - NUM_KEPT, 5)]
+    kept = sorted(tmp_path.glob("generation-*"))
+    assert kept == [path_of(tmp_path, version) for version in range(5 - NUM_KEPT, 5)]
+
+
+def test_a_generation_that_takes_the_place_of_a_pruned_one_is_whole(tmp_path: Path) -> None:
+    for version in range(3):
+        write(tmp_path, version)
+    one = read_generation(path_of(tmp_path, 1))[0]
+    expected, reader = one.read(0, one.num_bytes), one.open()
+    before = path_of(tmp_path, 0).stat().st_ino
+    prune_generations(tmp_path)
+    assert write(tmp_path, 3).path.stat().st_ino == before
+    assert read_generation(path_of(tmp_path, 3))[0].version == 3
+    with reader:
+        prune_generations(tmp_path)
+        write(tmp_path, 4)
+        assert reader.read(len(expected)) == expected
+    assert read_generation(path_of(tmp_path, 4))[0].version == 4
