@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,8 @@ from torch import Tensor
 from diloco.codec import codec_named
 from diloco.digest import sha256
 from diloco.fragment import num_bytes, num_elements, wire_bytes
-from diloco.schema import CodecName, Manifest
+from diloco.schema import Applied, CodecName, Manifest
+from diloco.synchronizer.branch import rename_run
 from diloco.synchronizer.grace import Arrivals
 from diloco.synchronizer.storage import read_part, write_durably
 from diloco.tensorfile import LENGTH, entries, header_bytes, layout, parse_header, sealed, unsealed
@@ -42,14 +44,25 @@ NUM_KEPT = 2
 """The newest, and the one before it: for pulls that have begun, and in case the newest turns out to be damaged."""
 MAX_HEADER_BYTES = 64 << 20
 DELTA = "delta"
+RUN_DIGITS = 32
+"""Of the identity of a run, in hex: two runs never have the same one."""
+
+
+def new_run() -> str:
+    """The identity of a run that begins."""
+    return secrets.token_hex(RUN_DIGITS // 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What a generation remembers of the round that made it, and of the slots."""
 
+    run: str = ""
+    """Identity of the run."""
     applied: Mapping[int, str] = field(default_factory=dict)
     """Digest (hex) of each slot's contribution: a repeat of one is not late, it is in."""
+    last: Mapping[int, Applied] = field(default_factory=dict)
+    """Of each slot that ever contributed, the last contribution that is in the parameters."""
     epochs: Mapping[int, int] = field(default_factory=dict)
     """Newest epoch that contributed of each slot."""
     arrivals: tuple[Arrivals, ...] = ()
@@ -89,6 +102,11 @@ class Generation:
     outcome: Outcome
     delta: Delta | None = None
     """None where the parameters are the exact ones, and travel whole."""
+
+    @property
+    def run(self) -> str:
+        """Identity of the run."""
+        return self.outcome.run
 
     @property
     def num_values(self) -> int:
@@ -150,7 +168,9 @@ def write_generation(
         "momentum_sha256": sha256(wire_bytes(momentum)).hex(),
         "outer_lr": repr(outcome.outer_lr),
         "outer_momentum": repr(outcome.outer_momentum),
+        "run": outcome.run,
         "applied": json.dumps(dict(outcome.applied)),
+        "last": json.dumps({slot: [one.round, one.into, one.digest] for slot, one in outcome.last.items()}),
         "epochs": json.dumps(dict(outcome.epochs)),
         "arrivals": json.dumps([[known.round, _rounded(known.offsets_s)] for known in outcome.arrivals]),
     }
@@ -216,7 +236,8 @@ def _read_into(file: BinaryIO, flat: Tensor, digest: str) -> bool:
 
 
 def newest_generation(directory: Path) -> tuple[Generation, Tensor, Tensor] | None:
-    """The newest intact generation; None in a directory without any. Damaged newer ones are set aside, loudly.
+    """The newest intact generation; None in a directory without any. Damaged newer ones are set aside, loudly, and the
+    run goes on under another identity.
 
     Raises:
         InputError: there are generations, and all are damaged.
@@ -229,6 +250,10 @@ def newest_generation(directory: Path) -> tuple[Generation, Tensor, Tensor] | No
             logger.error("generation is damaged, going back to the one before path=%s reason=%s", path, exc)  # noqa: TRY400
             damaged.append(path)
         else:
+            if damaged:
+                # Before they are set aside: whatever happens, what goes on from here is known as another history.
+                rename_run(path, new_run())
+                found = read_generation(path)
             for bad in damaged:
                 bad.replace(bad.with_name(bad.name + CORRUPT_SUFFIX))
             return found
@@ -292,9 +317,18 @@ def _read_arrivals(round_number: int, offsets_s: Mapping[str, float]) -> Arrival
     )
 
 
+def _read_last(metadata: Mapping[str, str], applied: Mapping[int, str], *, version: int) -> dict[int, Applied]:
+    """As it was written; by an older version it was not, and then at least the last round is known."""
+    if "last" not in metadata:
+        return {slot: Applied(round=version - 1, into=version - 1, digest=digest) for slot, digest in applied.items()}
+    last = json.loads(metadata["last"])
+    return {int(slot): Applied(round=one[0], into=one[1], digest=one[2]) for slot, one in last.items()}
+
+
 def _from_metadata(path: Path, data_offset: int, metadata: Mapping[str, str]) -> Generation:
     manifest = Manifest.model_validate_json(metadata["manifest"])
     codec = codec_named(metadata["pull_codec"]).name if "pull_codec" in metadata else None
+    applied = {int(slot): str(digest) for slot, digest in json.loads(metadata["applied"]).items()}
     return Generation(
         version=int(metadata["version"]),
         manifest=manifest,
@@ -303,7 +337,10 @@ def _from_metadata(path: Path, data_offset: int, metadata: Mapping[str, str]) ->
         data_offset=data_offset,
         digest=bytes.fromhex(metadata["parameters_sha256"]),
         outcome=Outcome(
-            applied={int(slot): str(digest) for slot, digest in json.loads(metadata["applied"]).items()},
+            # A run from before they had identities has that of its newest parameters then.
+            run=metadata.get("run", metadata["parameters_sha256"][:RUN_DIGITS]),
+            applied=applied,
+            last=_read_last(metadata, applied, version=int(metadata["version"])),
             epochs={int(slot): int(epoch) for slot, epoch in json.loads(metadata["epochs"]).items()},
             arrivals=tuple(_read_arrivals(*known) for known in json.loads(metadata.get("arrivals", "[]"))),
             outer_lr=float(metadata["outer_lr"]),

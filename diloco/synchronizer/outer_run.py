@@ -103,6 +103,11 @@ class OuterRun:
         return self._round.generation.version if self._round else 0
 
     @property
+    def run(self) -> str | None:
+        """Identity of the run; None before it has begun."""
+        return self._round.generation.run if self._round else None
+
+    @property
     def num_contributions(self) -> int:
         """Complete ones to the open round."""
         return len(self._round.accepted) if self._round else 0
@@ -130,6 +135,7 @@ class OuterRun:
             round_number=generation.version,
             num_values=generation.num_values,
             bases=self.published.versions,
+            run=generation.run,
         ):
             age_s = max(time.time() - accepted.path.stat().st_mtime, 0.0)
             open_round.admit(accepted, now_s=self._clock() - age_s, unix_s=time.time() - age_s)
@@ -180,8 +186,8 @@ class OuterRun:
                 return ChunkReply(received_bytes=received_bytes, complete=False, version=version)
             return await self._accept(claim, chunk, received[0])
 
-    def state(self) -> FragmentState | None:
-        """None before the run has begun."""
+    def state(self, *, slot: int | None = None) -> FragmentState | None:
+        """As a slot sees it; None before the run has begun."""
         if self._round is None:
             return None
         generation = self._round.generation
@@ -192,6 +198,8 @@ class OuterRun:
             num_bytes=generation.num_bytes,
             digest=generation.digest.hex(),
             open_round=self._round.state(),
+            run=generation.run,
+            applied=None if slot is None else generation.outcome.last.get(slot),
         )
 
     def note_arrival(self, slot: int, round_number: int) -> None:
@@ -258,6 +266,7 @@ class OuterRun:
             round=place.round,
             staleness=place.staleness,
             staleness_weight=open_round.weight(place.staleness),
+            digest=chunk.digest.hex(),
         )
 
     async def _close_round(self, open_round: OpenRound) -> bool:

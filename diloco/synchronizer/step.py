@@ -110,8 +110,11 @@ def take_step(disk: Disk, outer: OuterOptimizer, plan: StepPlan, *, pull_codec: 
     accepted = {slot: share.accepted for slot, share in plan.shares.items()}
     contributions = {slot: Placed(share=share, current=outer.parameters) for slot, share in plan.shares.items()}
     proposal, slots = finite_proposal(outer, contributions)
+    applied = {slot: accepted[slot].applied for slot in slots}
     outcome = Outcome(
-        applied={slot: accepted[slot].digest.hex() for slot in slots},
+        run=plan.base.run,
+        applied={slot: one.digest for slot, one in applied.items()},
+        last={**plan.base.outcome.last, **applied},
         epochs=plan.epochs,
         arrivals=plan.arrivals,
         outer_lr=outer.lr,
