@@ -18,10 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from diloco.delayed_nesterov import Delay
 
 
 class Contributed(Protocol):
@@ -49,6 +52,10 @@ class Proposal:
     parameters: Tensor  # (parameters,) fp32
     momentum: Tensor  # (parameters,) fp32
     pseudo_gradient_norm: float
+    buffer: Tensor | None = None  # (parameters,) fp32
+    """Pseudo-gradients that the momentum has yet to take, where it is delayed."""
+    delay: Delay | None = None
+    """Where the delay stands then, if there is one."""
 
 
 class OuterOptimizer:
@@ -74,10 +81,16 @@ class OuterOptimizer:
         weighted_mean(contributions, out=parameters, scratch=momentum)
         delta = torch.sub(self.parameters, parameters, out=momentum)
         norm = float(torch.linalg.vector_norm(delta))
-        parameters.add_(delta, alpha=1.0 - self.lr)
-        momentum.add_(self.momentum, alpha=self.mu)
-        parameters.sub_(momentum, alpha=self.lr * self.mu)
+        self._move(parameters, delta, slice(None))
         return Proposal(parameters=parameters, momentum=momentum, pseudo_gradient_norm=norm)
+
+    def _move(self, parameters: Tensor, delta: Tensor, part: slice) -> None:
+        """Take the step in this part of the state: ``parameters`` has the mean and gets the next ones, ``delta`` has
+        the pseudo-gradient and gets the next momentum.
+        """
+        parameters.add_(delta, alpha=1.0 - self.lr)
+        momentum = delta.add_(self.momentum[part], alpha=self.mu)
+        parameters.sub_(momentum, alpha=self.lr * self.mu)
 
     def commit(self) -> None:
         """Make the step that was proposed last the state."""

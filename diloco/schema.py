@@ -330,6 +330,8 @@ class OuterState(Wire):
     quorum: int
     outer_lr: float
     outer_momentum: float
+    outer_delay: int = 1
+    """Outer steps for one of the momentum."""
     max_staleness: int = 0
     """Versions that a contribution may be behind."""
     pull_codec: CodecName = "fp32"

@@ -1,7 +1,8 @@
 """A generation: the global parameters and outer momentum after so many outer steps, as one immutable file.
 
 The file is safetensors with the tensors ``parameters.<name>`` and ``momentum.<name>``, each group in wire order and
-without gaps, so that the bytes that islands pull lie in one piece in the file.
+without gaps, so that the bytes that islands pull lie in one piece in the file. Where momentum is delayed
+(`diloco.delayed_nesterov`), what it has yet to take follows as ``buffer.<name>``.
 
 Where the parameters travel encoded (`diloco.delta`), ``parameters.<name>`` are the published ones, which all islands
 hold and train from. The exact ones, to which the next outer step applies, follow as ``exact.<name>``, and then `DELTA`:
@@ -15,7 +16,7 @@ import logging
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,6 +26,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from diloco.codec import codec_named
+from diloco.delayed_nesterov import Delay
 from diloco.digest import sha256
 from diloco.fragment import num_bytes, num_elements, wire_bytes
 from diloco.schema import Applied, CodecName, Manifest
@@ -69,6 +71,8 @@ class Outcome:
     """When the contributions of the last rounds came."""
     outer_lr: float
     outer_momentum: float
+    delay: Delay | None = None
+    """Where the delay of the momentum stands; None where it is taken at every step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +145,15 @@ class Generation:
 
     def parameters(self) -> Tensor:
         """The parameters in wire order, mapped from the file; writing to them changes nobody else's."""
+        return self._mapped(self.data_offset)
+
+    def buffer(self) -> Tensor | None:
+        """What a delayed momentum has yet to take, likewise; None where it is not delayed."""
+        return None if self.outcome.delay is None else self._mapped(self.data_offset + 2 * self.num_bytes)
+
+    def _mapped(self, offset: int) -> Tensor:
         shape = (self.num_values,)
-        return torch.from_numpy(np.memmap(self.path, dtype="<f4", mode="c", offset=self.data_offset, shape=shape))
+        return torch.from_numpy(np.memmap(self.path, dtype="<f4", mode="c", offset=offset, shape=shape))
 
 
 def path_of(directory: Path, version: int) -> Path:
@@ -158,8 +169,9 @@ def write_generation(
     *,
     outcome: Outcome,
     encoded: Encoded | None = None,
+    buffer: Tensor | None = None,
 ) -> Generation:
-    """Put a generation on disk; it is complete there when this returns."""
+    """Put a generation on disk; it is complete there when this returns. With a delay in its outcome it has a buffer."""
     digest = sha256(wire_bytes(parameters))
     metadata = {
         "version": str(version),
@@ -175,6 +187,10 @@ def write_generation(
         "arrivals": json.dumps([[known.round, _rounded(known.offsets_s)] for known in outcome.arrivals]),
     }
     pieces = [wire_bytes(parameters), wire_bytes(momentum)]
+    if outcome.delay is not None:
+        assert buffer is not None, "whoever delays momentum adds up what it has yet to take"
+        pieces.append(wire_bytes(buffer))
+        metadata |= {"delay": json.dumps(asdict(outcome.delay)), "buffer_sha256": sha256(pieces[-1]).hex()}
     if encoded is not None:
         more = [wire_bytes(encoded.exact), wire_bytes(encoded.payload)]
         metadata |= {
@@ -184,7 +200,8 @@ def write_generation(
         }
         pieces += more
     codec = encoded.codec if encoded is not None else None
-    header = header_bytes(_layout(manifest, codec), sealed(metadata), encoded=_delta_layout(manifest, codec))
+    tensors = _layout(manifest, codec, is_delayed=outcome.delay is not None)
+    header = header_bytes(tensors, sealed(metadata), encoded=_delta_layout(manifest, codec))
     path = path_of(directory, version)
     write_durably(path, (header, *pieces))
     return Generation(
@@ -194,7 +211,7 @@ def write_generation(
         data_offset=len(header),
         digest=digest,
         outcome=outcome,
-        delta=_delta(len(header), manifest, codec),
+        delta=_delta(len(header), manifest, codec, is_delayed=outcome.delay is not None),
     )
 
 
@@ -213,13 +230,17 @@ def read_generation(path: Path) -> tuple[Generation, Tensor, Tensor]:
         raise InputError(f"metadata is not that of a generation: {exc!r}", field=str(path)) from exc
     manifest, delta = generation.manifest, generation.delta
     codec = delta.codec if delta is not None else None
-    if header.tensors != entries(_layout(manifest, codec), encoded=_delta_layout(manifest, codec)):
+    is_delayed = generation.outcome.delay is not None
+    tensors = _layout(manifest, codec, is_delayed=is_delayed)
+    if header.tensors != entries(tensors, encoded=_delta_layout(manifest, codec)):
         raise InputError("tensors are not those of the manifest", field=str(path))
     parameters, momentum = torch.empty(generation.num_values), torch.empty(generation.num_values)
     with os.fdopen(open_regular(path), "rb") as file:
         file.seek(header.data_offset)
         intact = _read_into(file, parameters, metadata["parameters_sha256"])
         intact &= _read_into(file, momentum, metadata["momentum_sha256"])
+        if is_delayed:
+            intact &= _read_into(file, torch.empty(generation.num_values), metadata["buffer_sha256"])
         if delta is not None:
             # The exact ones take the place of the published ones, which are read from the file when they are needed.
             intact &= _read_into(file, parameters, metadata["exact_sha256"])
@@ -288,8 +309,9 @@ def prune_generations(directory: Path, *, num_kept: int = NUM_KEPT) -> None:
         path.unlink(missing_ok=True)
 
 
-def _layout(manifest: Manifest, codec: CodecName | None) -> list[tuple[str, tuple[int, ...]]]:
-    prefixes = ("parameters.", "momentum.", *(("exact.",) if codec is not None else ()))
+def _layout(manifest: Manifest, codec: CodecName | None, *, is_delayed: bool) -> list[tuple[str, tuple[int, ...]]]:
+    more = (*(("buffer.",) if is_delayed else ()), *(("exact.",) if codec is not None else ()))
+    prefixes = ("parameters.", "momentum.", *more)
     return [tensor for prefix in prefixes for tensor in layout(manifest.tensors, prefix=prefix)]
 
 
@@ -299,12 +321,12 @@ def _delta_layout(manifest: Manifest, codec: CodecName | None) -> list[tuple[str
     return [(DELTA, (codec_named(codec).num_bytes(num_elements(manifest.tensors)),))]
 
 
-def _delta(data_offset: int, manifest: Manifest, codec: CodecName | None) -> Delta | None:
-    """The place behind parameters, momentum and exact parameters."""
+def _delta(data_offset: int, manifest: Manifest, codec: CodecName | None, *, is_delayed: bool) -> Delta | None:
+    """The place behind all that is fp32."""
     if codec is None:
         return None
     size = codec_named(codec).num_bytes(num_elements(manifest.tensors))
-    return Delta(codec=codec, offset=data_offset + 3 * num_bytes(manifest), num_bytes=size)
+    return Delta(codec=codec, offset=data_offset + (4 if is_delayed else 3) * num_bytes(manifest), num_bytes=size)
 
 
 def _rounded(offsets_s: Mapping[int, float]) -> dict[int, float]:
@@ -329,10 +351,11 @@ def _from_metadata(path: Path, data_offset: int, metadata: Mapping[str, str]) ->
     manifest = Manifest.model_validate_json(metadata["manifest"])
     codec = codec_named(metadata["pull_codec"]).name if "pull_codec" in metadata else None
     applied = {int(slot): str(digest) for slot, digest in json.loads(metadata["applied"]).items()}
+    delay = Delay(**json.loads(metadata["delay"])) if "delay" in metadata else None
     return Generation(
         version=int(metadata["version"]),
         manifest=manifest,
-        delta=_delta(data_offset, manifest, codec),
+        delta=_delta(data_offset, manifest, codec, is_delayed=delay is not None),
         path=path,
         data_offset=data_offset,
         digest=bytes.fromhex(metadata["parameters_sha256"]),
@@ -345,5 +368,6 @@ def _from_metadata(path: Path, data_offset: int, metadata: Mapping[str, str]) ->
             arrivals=tuple(_read_arrivals(*known) for known in json.loads(metadata.get("arrivals", "[]"))),
             outer_lr=float(metadata["outer_lr"]),
             outer_momentum=float(metadata["outer_momentum"]),
+            delay=delay,
         ),
     )

@@ -31,7 +31,6 @@ from diloco.synchronizer.contribution import (
 from diloco.synchronizer.generation import (
     NUM_KEPT,
     Generation,
-    Outcome,
     newest_generation,
     older_generations,
     prune_generations,
@@ -40,6 +39,7 @@ from diloco.synchronizer.grace import Arrivals, remember
 from diloco.synchronizer.intake import Intake
 from diloco.synchronizer.metrics import Metrics, Verdict
 from diloco.synchronizer.open_round import OpenRound, Place
+from diloco.synchronizer.outer_state import open_outer, warn_of_changes
 from diloco.synchronizer.published import Published
 from diloco.synchronizer.rounds import Claim, Close, Refusal
 from diloco.synchronizer.step import NonFiniteStepError, Share, Step, StepPlan, take_step
@@ -126,7 +126,7 @@ class OuterRun:
         if found is None:
             return False
         generation, parameters, momentum = found
-        self._warn_of_changes(generation.outcome)
+        warn_of_changes(generation.outcome, self._settings)
         for older in older_generations(self._directory, generation, num_kept=self._num_kept):
             self.published.add(older)
         open_round = self.start(generation, parameters, momentum)
@@ -149,8 +149,7 @@ class OuterRun:
 
     def start(self, generation: Generation, parameters: Tensor, momentum: Tensor) -> OpenRound:
         """Open the round on top of the generation."""
-        settings = self._settings
-        self._outer = OuterOptimizer(parameters, momentum, lr=settings.outer_lr, mu=settings.outer_momentum)
+        self._outer = open_outer(self._settings, generation, parameters, momentum)
         return self._publish(generation, generation.outcome.arrivals)
 
     async def contribute(self, claim: Claim, chunk: Chunk) -> ChunkReply:
@@ -360,12 +359,6 @@ class OuterRun:
             for path in contributions:
                 path.unlink(missing_ok=True)
             prune_generations(self._directory, num_kept=self._num_kept)
-
-    def _warn_of_changes(self, outcome: Outcome) -> None:
-        for name in ("outer_lr", "outer_momentum"):
-            before, now = getattr(outcome, name), getattr(self._settings, name)
-            if before != now:
-                logger.warning("setting changed within a run, new value from now on %s=%r before=%r", name, now, before)
 
     def _require_outer(self) -> OuterOptimizer:
         assert self._outer is not None, "there is a round only on top of parameters"

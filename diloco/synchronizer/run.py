@@ -23,6 +23,7 @@ from diloco.synchronizer.layout import begin_fragments, count_fragments, folder_
 from diloco.synchronizer.metrics import Metrics
 from diloco.synchronizer.offer import begin_offer, check_offer, read_offer
 from diloco.synchronizer.outer_run import OuterRun
+from diloco.synchronizer.outer_state import delay_of
 from diloco.synchronizer.storage import Disk
 from diloco.synchronizer.upload import Chunk, Name
 from service.deadline import unless
@@ -125,6 +126,7 @@ class Run:
             quorum=settings.quorum,
             outer_lr=settings.outer_lr,
             outer_momentum=settings.outer_momentum,
+            outer_delay=1 if (delay := delay_of(settings)) is None else delay.num_steps,
             max_staleness=rules.max_staleness,
             pull_codec=settings.pull_codec,
             round_timeout_s=rules.timeout_s,

@@ -119,6 +119,7 @@ def take_step(disk: Disk, outer: OuterOptimizer, plan: StepPlan, *, pull_codec: 
         arrivals=plan.arrivals,
         outer_lr=outer.lr,
         outer_momentum=outer.mu,
+        delay=proposal.delay,
     )
     base = plan.base
     parameters, encoded = _published(pull_codec, proposal.parameters, base)
@@ -131,6 +132,7 @@ def take_step(disk: Disk, outer: OuterOptimizer, plan: StepPlan, *, pull_codec: 
             proposal.momentum,
             outcome=outcome,
             encoded=encoded,
+            buffer=proposal.buffer,
         )
     return Step(
         generation=generation,
@@ -173,6 +175,8 @@ def finite_proposal(
         try:
             require_finite(proposal.parameters)
             require_finite(proposal.momentum)
+            if proposal.buffer is not None:
+                require_finite(proposal.buffer)
         except InputError as exc:
             if len(slots) == len(contributions):
                 farthest_last.sort(key=lambda slot: _distance(contributions[slot], outer))
