@@ -21,8 +21,8 @@ from diloco.safepoint import (
     spaced_out,
 )
 from diloco.scheduling import become_idle, lower_session
-from diloco.schema import TrainerPhase
 from diloco.team import Action, RankTeam
+from diloco.trainer_schema import TrainerPhase
 from diloco.workload import Part, Shard, Workload
 from diloco.workload_loading import build_optimizer, count_tokens, fault, open_batches
 from service.errors import WadilocoError

@@ -1,4 +1,6 @@
-"""A download of global parameters: the bytes as they come, and whether they are what they have to be at the end."""
+"""Global parameters on their way to an island, as they are or as the encoded way from those that it has: the bytes as
+they come, and whether they are what they have to be at the end.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,12 @@ import httpx
 import torch
 from torch import Tensor
 
+from diloco.applied import parse_applied
 from diloco.delta import apply_chain
 from diloco.digest import Hash, parse_content_range, parse_digest, require_digest, sha256, verify_digest
 from diloco.errors import StateMismatchError
 from diloco.fragment import wire_bytes
-from diloco.schema import RESULT_HEADER, CodecName
+from diloco.schema import APPLIED_HEADER, RESULT_HEADER, RUN_HEADER, Applied, CodecName
 from diloco.stages import STAGES, Stage
 from service.errors import InputError
 
@@ -33,6 +36,10 @@ class Incoming:
     codecs: tuple[CodecName, ...]
     """Of the deltas; none where it is the parameters."""
     buffer: memoryview
+    run: str | None = None
+    """Identity of the run that it is of; None of an older synchronizer."""
+    applied: tuple[Applied, ...] | None = None
+    """What the slot that asked contributed last of all that is in it; None where nobody says."""
     _digest: str | None = None
     _hash: Hash = field(default_factory=hashlib.sha256)
     """Of the parameters so far."""
@@ -55,6 +62,8 @@ class Incoming:
                 self._hash.update(data)
         self.buffer[start : part.stop] = data
         self._digest = headers.get(RESULT_HEADER if self.codecs else "Repr-Digest")
+        self.run = headers.get(RUN_HEADER)
+        self.applied = parse_applied(headers.get(APPLIED_HEADER))
 
     def complete(self, out: Tensor, held: Held | None) -> None:
         """Check that ``out`` is what it has to be, after moving it there along the deltas.

@@ -70,6 +70,8 @@ class Capture:
     workspace: Workspace
     inner_steps: int
     tokens: int
+    run: str | None = None
+    """Identity of the run whose version that is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,8 @@ class Contribution:
     """Round that it was taken into, once the synchronizer has said so."""
     encoded: Encoded | None = None
     """The payload with what it leaves out; None where that is nothing."""
+    digest: str | None = None
+    """sha-256 of the payload, hex, once the synchronizer has said so."""
 
     @property
     def in_round(self) -> int:
@@ -107,6 +111,8 @@ class Island:
         self.codec = codec
         self._names = names
         self.version = 0
+        self.run: str | None = None
+        """Identity of the run that the version counts in; None while nobody said."""
         self.global_flat = self._flatten()
         self.steps_since_sync = 0
         self.tokens_since_sync = 0
@@ -160,6 +166,7 @@ class Island:
             workspace=workspace,
             inner_steps=self.steps_since_sync,
             tokens=self.tokens_since_sync,
+            run=self.run,
         )
 
     def encode(self, captured: Capture) -> Contribution:
@@ -208,10 +215,15 @@ class Island:
         )
         return self._workspaces[-1]
 
-    def adopt(self, new_global: Tensor, version: int) -> Contribution | None:
-        """Go on from ``new_global``, keeping progress that is not in it; returns the own contribution that is."""
-        merged = self.accepted if self.accepted is not None and version > self.accepted.in_round else None
-        self.accepted = None
+    def adopt(self, new_global: Tensor, version: int, *, holds: bool | None = None) -> Contribution | None:
+        """Go on from ``new_global``, keeping progress that is not in it; returns the own contribution that is.
+
+        ``holds`` says whether `accepted` is in it; None leaves it to the version.
+        """
+        accepted, self.accepted = self.accepted, None
+        if accepted is not None and holds is None:
+            holds = version > accepted.in_round
+        merged = accepted if holds else None
         if merged is not None:
             self.steps_since_sync -= merged.inner_steps
             self.tokens_since_sync -= merged.tokens
@@ -244,6 +256,11 @@ class Island:
         self.accepted = None
         self.adopt(new_global, version)
         self.accepted = accepted
+
+    def go_over(self, new_global: Tensor, version: int, *, run: str) -> None:
+        """Go on in another run with all local progress: nothing of it is in that one."""
+        self.adopt(new_global, version, holds=False)
+        self.run = run
 
     def rebase(self, new_global: Tensor, version: int) -> None:
         """Start from ``new_global``; local progress is dropped, and what is owed of earlier progress with it."""

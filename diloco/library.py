@@ -359,7 +359,7 @@ class Island:
         )
 
     def _ask_run(self) -> FragmentState | None:
-        state = self._client.state(deadline_s=time.time() + self._options.timeout_s)
+        state = self._client.state(deadline_s=time.time() + self._options.timeout_s, slot=self.slot)
         return state.fragments[0] if state.fragments else None
 
     def _require_open(self) -> None:

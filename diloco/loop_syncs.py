@@ -9,12 +9,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from diloco.applied import Pulled
 from diloco.errors import ManifestError
-from diloco.exchange import Exchange, Pending, Tally
+from diloco.exchange import Exchange
 from diloco.island import Island
 from diloco.protocol import SyncCommand
 from diloco.resume import restore_island
 from diloco.schema import SyncReport
+from diloco.syncs import Pending, Tally
 from service.errors import UnavailableError
 
 T = TypeVar("T")
@@ -25,7 +27,7 @@ class Overlapped:
     """A sync whose round is open while inner steps go on."""
 
     pending: Pending
-    end: Future[int]
+    end: Future[Pulled]
     due_step: int | None
     """Step after which its result is applied; None: after the first by which it has come."""
     started_s: float

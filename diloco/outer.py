@@ -19,10 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from diloco.delayed_nesterov import Delay
 
 BLOCK = 1 << 16
 """Values that are worked on at once, per thread: the six vectors of a step fit the cache, and the calls cost little. A
@@ -58,6 +61,10 @@ class Proposal:
     parameters: Tensor  # (parameters,) fp32
     momentum: Tensor  # (parameters,) fp32
     pseudo_gradient_norm: float
+    buffer: Tensor | None = None  # (parameters,) fp32
+    """Pseudo-gradients that the momentum has yet to take, where it is delayed."""
+    delay: Delay | None = None
+    """Where the delay stands then, if there is one."""
 
 
 class OuterOptimizer:
@@ -83,19 +90,25 @@ class OuterOptimizer:
         norms = []
         mean = _Mean(contributions)
         for start, stop in blocks(self.parameters.numel()):
-            before, velocity = self.parameters[start:stop], self.momentum[start:stop]
-            parameters, delta = self._next_parameters[start:stop], self._next_momentum[start:stop]
+            part = slice(start, stop)
+            parameters, delta = self._next_parameters[part], self._next_momentum[part]
             mean.fill(parameters, start, scratch=delta)
-            torch.sub(before, parameters, out=delta)
+            torch.sub(self.parameters[part], parameters, out=delta)
             norms.append(float(torch.linalg.vector_norm(delta)))
-            parameters.add_(delta, alpha=1.0 - self.lr)
-            delta.add_(velocity, alpha=self.mu)
-            parameters.sub_(delta, alpha=self.lr * self.mu)
+            self._move(parameters, delta, part)
         return Proposal(
             parameters=self._next_parameters,
             momentum=self._next_momentum,
             pseudo_gradient_norm=math.hypot(*norms),
         )
+
+    def _move(self, parameters: Tensor, delta: Tensor, part: slice) -> None:
+        """Take the step in this part of the state: ``parameters`` has the mean and gets the next ones, ``delta`` has
+        the pseudo-gradient and gets the next momentum.
+        """
+        parameters.add_(delta, alpha=1.0 - self.lr)
+        momentum = delta.add_(self.momentum[part], alpha=self.mu)
+        parameters.sub_(momentum, alpha=self.lr * self.mu)
 
     def commit(self) -> None:
         """Make the step that was proposed last the state."""

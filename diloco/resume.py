@@ -13,7 +13,7 @@ from diloco.digest import sha256
 from diloco.feedback import Encoded
 from diloco.fragment import wire_bytes
 from diloco.island import Contribution, Island
-from diloco.schema import FragmentState
+from diloco.schema import Applied, FragmentState
 from service.errors import InputError
 
 STATE_FORMAT = 1
@@ -23,6 +23,7 @@ def island_state(island: Island) -> dict[str, Any]:
     """A copy; the module itself is not in it."""
     return {
         "version": island.version,
+        "run": island.run,
         "global": island.global_flat.clone(),
         "steps_since_sync": island.steps_since_sync,
         "tokens_since_sync": island.tokens_since_sync,
@@ -33,7 +34,7 @@ def island_state(island: Island) -> dict[str, Any]:
 
 def restore_island(island: Island, state: dict[str, Any]) -> None:
     """Go on from there; whoever calls has seen that the sizes are those of the module."""
-    island.version = state["version"]
+    island.version, island.run = state["version"], state.get("run")
     island.global_flat.copy_(state["global"])
     island.steps_since_sync = state["steps_since_sync"]
     island.tokens_since_sync = state["tokens_since_sync"]
@@ -46,17 +47,26 @@ def restore_island(island: Island, state: dict[str, Any]) -> None:
 def continues(state: dict[str, Any], run: FragmentState | None, *, slot: int) -> bool:
     """Whether the run is still where the state can go on from without counting progress twice.
 
-    That is: at the same global parameters, with no other contribution of the slot in the open round, or at those which
-    the state's own contribution is in. Otherwise nobody knows whether progress of the state is in it already. A run
-    that is behind takes all progress there is.
+    That is: at the same global parameters, with no other contribution of the slot in the open round, or at those after
+    the round that took the state's own contribution, with no later one of the slot in them. Otherwise nobody knows
+    whether progress of the state is in it already. A run that is behind takes all progress there is.
     """
     if run is None or run.version < state["version"]:
         return True
+    if run.run is not None and state.get("run") not in {None, run.run}:
+        return False
     accepted = state["accepted"]
     if run.version == state["version"]:
         is_same = run.digest == sha256(wire_bytes(state["global"].contiguous())).hex()
         return is_same and not _holds_another(run, accepted, slot=slot)
-    return accepted is not None and run.version == accepted["in_round"] + 1 == state["version"] + 1
+    is_next = accepted is not None and run.version == accepted["in_round"] + 1 == state["version"] + 1
+    return is_next and not _has_later(run.applied, state)
+
+
+def _has_later(applied: Applied | None, state: dict[str, Any]) -> bool:
+    """Whether the parameters have a contribution of the slot in them that the state does not know of."""
+    known = state["accepted"].get("digest")
+    return applied is not None and known is not None and applied.into >= state["version"] and applied.digest != known
 
 
 def _holds_another(run: FragmentState, accepted: dict[str, Any] | None, *, slot: int) -> bool:
@@ -103,6 +113,7 @@ def _contribution_state(contribution: Contribution) -> dict[str, Any]:
     return {
         "round": contribution.round,
         "in_round": contribution.in_round,
+        "digest": contribution.digest,
         "local": contribution.local.clone(),
         "inner_steps": contribution.inner_steps,
         "tokens": contribution.tokens,
@@ -118,6 +129,7 @@ def _contribution(state: dict[str, Any]) -> Contribution:
     return Contribution(
         round=state["round"],
         into=state["in_round"],
+        digest=state.get("digest"),
         local=state["local"].clone(),
         payload=payload,
         encoded=None if left_out is None else _encoded(payload, left_out.clone()),

@@ -20,6 +20,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
+from diloco.applied import Pulled
 from diloco.codec import new_bytes
 from diloco.delta import chain_bytes, parse_chain
 from diloco.digest import (
@@ -32,6 +33,7 @@ from diloco.digest import (
     sha256_of_start,
 )
 from diloco.errors import (
+    AnotherRunError,
     FencedError,
     ManifestError,
     NotInitializedError,
@@ -72,7 +74,7 @@ VERSION_ERRORS: Mapping[str, type[VersionError]] = {
     kind.__name__: kind for kind in (RoundClosedError, VersionGoneError)
 }
 CONFLICT_ERRORS: Mapping[str, type[ConflictError]] = {
-    kind.__name__: kind for kind in (NotInitializedError, FencedError, ManifestError)
+    kind.__name__: kind for kind in (NotInitializedError, AnotherRunError, FencedError, ManifestError)
 }
 
 M = TypeVar("M", bound=BaseModel)
@@ -120,12 +122,12 @@ class SynchronizerClient:
         self._cancelled.set()
 
     def state(self, *, deadline_s: float, slot: int | None = None, coming_to: int | None = None) -> OuterState:
-        """What the synchronizer says of itself.
+        """What the synchronizer says of itself, and to a slot of what it contributed last.
 
         An island that comes to contribute to a round says so: if the round has closed, that tells how late it is.
         """
-        comes = slot is not None and coming_to is not None
-        params = {"slot": slot, "round": coming_to, "fragment": self._index} if comes else {}
+        known = {"slot": slot, "round": coming_to}
+        params = {"fragment": self._index} | {name: value for name, value in known.items() if value is not None}
         response = self._request("GET", "/v1/state", deadline_s=deadline_s, params=params)
         return _parse(OuterState, response)
 
@@ -160,6 +162,7 @@ class SynchronizerClient:
         expected: int | None = None,
         close_by_s: float | None = None,
         codec: CodecName = "fp32",
+        run: str | None = None,
     ) -> ChunkReply:
         """Contribute to a round; returns once the contribution is verified and on the synchronizer's disk.
 
@@ -168,15 +171,17 @@ class SynchronizerClient:
         With ``quorum`` the round closes when so many contributions are in, if the settings ask for no fewer, and no
         more than ``expected`` islands are waited for. It closes at the Unix time ``close_by_s`` at the latest: each
         chunk says how long that is away, and the last one counts, so that a long upload does not put it off.
+        With ``run`` no other run takes it.
 
         Raises:
+            AnotherRunError: the synchronizer holds another run.
             RoundClosedError: the round is not open (any more); carries the current version. A synchronizer that takes
                 stale contributions raises it only for one that is too stale, or whose slot's progress it has.
             FencedError: a newer epoch holds the slot.
             UnavailableError: the deadline passed.
         """
         path = f"/v1/rounds/{round}/{self._contributions}/{slot}"
-        stated = {"quorum": quorum, "expected": expected}
+        stated = {"quorum": quorum, "expected": expected, "run": run}
         known = {name: value for name, value in stated.items() if value is not None}
         params: dict[str, float | str] = {"epoch": epoch, "tokens": tokens, "codec": codec, **known}
         return self._upload(
@@ -207,9 +212,15 @@ class SynchronizerClient:
 
         ``out`` may hold a mixture while this runs and after an error.
         """
+        return self.fetch(version, out, deadline_s=deadline_s, held=held).version
+
+    def fetch(
+        self, version: int, out: Tensor, *, deadline_s: float, held: Held | None = None, slot: int | None = None
+    ) -> Pulled:
+        """As `pull`; also tells of which run they are, and what of a slot's contributions is in them."""
         while True:
             try:
-                self._pull_generation(version, out, held, deadline_s=deadline_s)
+                incoming = self._pull_generation(version, out, held, slot, deadline_s=deadline_s)
             except VersionGoneError as gone:
                 if gone.version == version:
                     raise
@@ -219,10 +230,13 @@ class SynchronizerClient:
                 held = None
                 logger.error("%s, reading them whole version=%d", exc, version)  # noqa: TRY400
             else:
-                return version
+                return Pulled(version, incoming.run, incoming.applied)
 
-    def _pull_generation(self, version: int, out: Tensor, held: Held | None, *, deadline_s: float) -> None:
-        params = {"version": version} | ({} if held is None else {"base_version": held.version})
+    def _pull_generation(
+        self, version: int, out: Tensor, held: Held | None, slot: int | None, *, deadline_s: float
+    ) -> Incoming:
+        said = {"version": version, "base_version": None if held is None else held.version, "slot": slot}
+        params = {name: value for name, value in said.items() if value is not None}
         incoming: Incoming | None = None
         num_bytes_at_most = len(wire_bytes(out))
         start = 0
@@ -251,6 +265,7 @@ class SynchronizerClient:
             incoming.take(data, response.headers, start=start)
             start += len(data)
         incoming.complete(out, held)
+        return incoming
 
     def _make_room(self, codecs: tuple[CodecName, ...], out: Tensor) -> Incoming:
         """Where an answer of that kind goes: the parameters into ``out``, deltas into memory that is kept for them."""

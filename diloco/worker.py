@@ -63,9 +63,10 @@ from diloco.safepoint import (
 )
 from diloco.scalars import open_scalars
 from diloco.scheduling import become_idle, lower_session, pin_to
-from diloco.schema import Phase, Progress, SyncOutcome, SyncReport, TrainerPhase
+from diloco.schema import Phase, Progress, SyncOutcome, SyncReport
 from diloco.streaming import StreamingExchange, StreamingIsland
 from diloco.team import Action, RankTeam, Team
+from diloco.trainer_schema import TrainerPhase
 from diloco.transport import SynchronizerClient
 from diloco.workload import Part, Shard, Workload
 from diloco.workload_loading import (

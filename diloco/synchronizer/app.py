@@ -53,6 +53,7 @@ MAX_TOKENS = 10**12
 MAX_EPOCH = 1 << 62
 MAX_CLOSES_IN_S = 86_400.0
 MAX_CODEC_NAME = 32
+MAX_RUN = 64
 
 Fragment = Annotated[int, Path(ge=0, lt=MAX_FRAGMENTS)]
 Digest = Annotated[str | None, Header()]
@@ -118,6 +119,9 @@ def _add_contributions(app: FastAPI, run: Run, metrics: Metrics) -> None:
         quorum: Annotated[int | None, Query(ge=1, le=MAX_SLOTS)] = None,
         expected: Annotated[int | None, Query(ge=1, le=MAX_SLOTS)] = None,
         closes_in_s: Annotated[float | None, Query(ge=0, le=MAX_CLOSES_IN_S)] = None,
+        run_id: Annotated[
+            str | None, Query(alias="run", max_length=MAX_RUN, description="Which run it is for.")
+        ] = None,
         content_range: Digest = None,
         content_digest: Digest = None,
         repr_digest: Digest = None,
@@ -128,6 +132,7 @@ def _add_contributions(app: FastAPI, run: Run, metrics: Metrics) -> None:
             epoch=epoch,
             tokens=tokens,
             codec=codec_named(codec).name,
+            run=run_id or None,
             quorum=quorum,
             expected=expected,
             closes_in_s=closes_in_s,
@@ -158,10 +163,11 @@ def _add_downloads(app: FastAPI, run: Run, metrics: Metrics) -> None:
         fragment: Fragment,
         version: Annotated[int | None, Query(ge=0)] = None,
         base_version: Annotated[int | None, Query(ge=0, description="The version that the island has.")] = None,
+        slot: Annotated[Slot | None, Query(description="Whose last contribution to tell of.")] = None,
         range: Annotated[str | None, Header()] = None,  # noqa: A002  (the name of the field)
         want_content_digest: Annotated[str | None, Header()] = None,
     ) -> Response:
-        whole = download(run.fragment(fragment).published, version, base_version)
+        whole = download(run.fragment(fragment).published, version, base_version, slot=slot)
         if range is None:
             headers = whole.headers | {"Content-Length": str(whole.num_bytes)}
             file = await asyncio.to_thread(_open, whole)
@@ -178,13 +184,15 @@ def _add_downloads(app: FastAPI, run: Run, metrics: Metrics) -> None:
 
     @app.get("/v1/state", tags=["run"], summary="Version, manifest and open round")
     async def state(
-        slot: Annotated[Slot | None, Query(description="Who comes to contribute, and to which round.")] = None,
+        slot: Annotated[
+            Slot | None, Query(description="Who asks; with a round, who comes to contribute to it.")
+        ] = None,
         round: Annotated[Count | None, Query()] = None,  # noqa: A002  (the name in the path)
         fragment: Annotated[int, Query(ge=0, lt=MAX_FRAGMENTS)] = 0,
     ) -> OuterState:
         if slot is not None and round is not None:
             run.note_arrival(slot, round, fragment=fragment)
-        return run.state()
+        return run.state(slot=slot)
 
 
 def _chunk(data: bytes, content_range: str | None, content_digest: str | None, repr_digest: str | None) -> Chunk:

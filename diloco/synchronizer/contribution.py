@@ -18,6 +18,7 @@ from torch import Tensor
 from diloco.codec import CODECS, FP32_BYTES, Codec, codec_named
 from diloco.digest import sha256
 from diloco.fragment import wire_bytes
+from diloco.schema import Applied
 from diloco.stages import STAGES, Stage
 from diloco.synchronizer.rounds import Claim
 from diloco.synchronizer.storage import SPARE_SUFFIX, retire
@@ -57,6 +58,11 @@ class Accepted:
         return self.into - self.claim.round
 
     @property
+    def applied(self) -> Applied:
+        """What a generation that it is in remembers of it."""
+        return Applied(round=self.claim.round, into=self.into, digest=self.digest.hex())
+
+    @property
     def codec(self) -> Codec:
         return CODECS[self.claim.codec]
 
@@ -89,6 +95,7 @@ def begin_contribution(directory: Path, claim: Claim, chunk: Chunk) -> Upload:
         "epoch": str(claim.epoch),
         "tokens": str(claim.tokens),
         "codec": claim.codec,
+        "run": claim.run or "",
         **{name: _text(getattr(claim, name)) for name in ("quorum", "expected", "closes_in_s")},
         "sha256": chunk.digest.hex(),
     }
@@ -146,11 +153,12 @@ def accept_contribution(directory: Path, claim: Claim, upload: Upload, *, into: 
 
 
 def recover_contributions(
-    directory: Path, *, round_number: int, num_values: int, bases: Collection[int]
+    directory: Path, *, round_number: int, num_values: int, bases: Collection[int], run: str | None = None
 ) -> Iterable[Accepted]:
     """Contributions to the open round that an earlier process accepted; all other contribution files are removed.
 
-    ``bases`` are the versions whose parameters there still are: nothing can be made of one against another.
+    ``bases`` are the versions whose parameters there still are: nothing can be made of one against another, nor of one
+    for another ``run``.
     """
     for path in sorted(directory.glob(f"{PREFIX}*")):
         try:
@@ -160,6 +168,9 @@ def recover_contributions(
             path.unlink()
             continue
         if accepted.into != round_number or accepted.payload().numel() != accepted.codec.num_bytes(num_values):
+            path.unlink()
+        elif run is not None and accepted.claim.run not in {None, run}:
+            logger.warning("contribution is for another run, removed path=%s", path)
             path.unlink()
         elif accepted.claim.round not in bases:
             logger.error("contribution is against a generation that is lost, removed path=%s", path)
@@ -177,6 +188,7 @@ def _read_contribution(path: Path) -> Accepted:
         raise InputError("does not match its digest", field=str(path))
     claim = Claim(
         codec=codec.name,
+        run=metadata.get("run") or None,
         **{name: int(metadata[name]) for name in ("round", "slot", "epoch", "tokens")},
         quorum=_number(metadata, "quorum"),
         expected=_number(metadata, "expected"),

@@ -124,12 +124,16 @@ def take_step(disk: Disk, outer: OuterOptimizer, plan: StepPlan, *, pull_codec: 
     with STAGES.of(Stage.MERGE):
         contributions = {slot: Placed.of(share, outer.parameters) for slot, share in plan.shares.items()}
         proposal, slots = finite_proposal(outer, contributions)
+    applied = {slot: accepted[slot].applied for slot in slots}
     outcome = Outcome(
-        applied={slot: accepted[slot].digest.hex() for slot in slots},
+        run=plan.base.run,
+        applied={slot: one.digest for slot, one in applied.items()},
+        last={**plan.base.outcome.last, **applied},
         epochs=plan.epochs,
         arrivals=plan.arrivals,
         outer_lr=outer.lr,
         outer_momentum=outer.mu,
+        delay=proposal.delay,
     )
     base = plan.base
     with STAGES.of(Stage.ENCODE):
@@ -143,6 +147,7 @@ def take_step(disk: Disk, outer: OuterOptimizer, plan: StepPlan, *, pull_codec: 
             proposal.momentum,
             outcome=outcome,
             encoded=encoded,
+            buffer=proposal.buffer,
         )
     return Step(
         generation=generation,
@@ -185,6 +190,8 @@ def finite_proposal(
         try:
             require_finite(proposal.parameters)
             require_finite(proposal.momentum)
+            if proposal.buffer is not None:
+                require_finite(proposal.buffer)
         except InputError as exc:
             if len(slots) == len(contributions):
                 farthest_last.sort(key=lambda slot: _distance(contributions[slot], outer))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from diloco.codec import CODECS
 from diloco.digest import sha256
-from diloco.exchange import Exchange, Pending
+from diloco.exchange import Exchange
 from diloco.fragment import flatten_module, unflatten_into, wire_bytes
 from diloco.incoming import Held
 from diloco.island import Island
@@ -36,6 +36,7 @@ from diloco.schema import (
 )
 from diloco.synchronizer.config import SynchronizerSettings
 from diloco.synchronizer.generation import path_of
+from diloco.syncs import Pending
 from diloco.transport import SynchronizerClient
 from tests.diloco.conftest import served
 
