@@ -4,6 +4,7 @@ what is under way. Tensors and plain values only, so that ``torch.load(..., weig
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from diloco.island import Contribution, Island
 from diloco.schema import Applied, FragmentState
 from service.errors import InputError
 
-STATE_FORMAT = 1
+STATE_FORMAT = 2
+"""Of what `diloco.Island` saves. Format 1 had one fragment, under ``member``."""
 
 
 def island_state(island: Island) -> dict[str, Any]:
@@ -75,13 +77,15 @@ def _holds_another(run: FragmentState, accepted: dict[str, Any] | None, *, slot:
     return any(entry.slot == slot and entry.tokens > known for entry in run.open_round.contributions)
 
 
-def check_state(state: dict[str, Any], *, slot: int, num_values: int) -> None:
-    """See that a state is one of this slot and of a module of this size.
+def fragment_states(state: dict[str, Any], *, slot: int, num_values: Sequence[int]) -> list[dict[str, Any]]:
+    """What `island_state` returned of each fragment, in a state that is one of this slot and of this module.
+
+    ``num_values`` are the elements of the fragments here.
 
     Raises:
-        InputError: it is not.
+        InputError: it is another slot's or module's, of other fragments, or no state.
     """
-    if state.get("format") != STATE_FORMAT:
+    if state.get("format") not in (1, STATE_FORMAT):
         raise InputError("is not what state_dict returns", field="state", remedy="give that of an Island")
     if state["slot"] != slot:
         raise InputError(
@@ -89,11 +93,22 @@ def check_state(state: dict[str, Any], *, slot: int, num_values: int) -> None:
             field="state",
             remedy="give each slot its own state, or make the Island with the slot of the state",
         )
-    its = state["member"]["global"].numel()
-    if its != num_values:
+    # Format 1 knew one fragment, which is the whole model.
+    states: list[dict[str, Any]] = [state["member"]] if state["format"] == 1 else state["fragments"]
+    theirs = [each["global"].numel() for each in states]
+    if sum(theirs) != sum(num_values):
         raise InputError(
-            f"has {its} parameters, the module has {num_values}", field="state", remedy="build the module as it was"
+            f"has {sum(theirs)} parameters, the module has {sum(num_values)}",
+            field="state",
+            remedy="build the module as it was",
         )
+    if theirs != list(num_values):
+        raise InputError(
+            f"has {len(theirs)} fragments of {theirs} parameters, the run has {list(num_values)}",
+            field="state",
+            remedy="give it to an island of the run that it is of",
+        )
+    return states
 
 
 def random_state() -> dict[str, Any]:

@@ -139,6 +139,11 @@ class StreamingExchange(Syncs):
         for exchange, fragment in zip(self._exchanges, state.fragments, strict=True):
             exchange.start_from(fragment.version, deadline_s=deadline_s)
 
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """Of the fragments, in order."""
+        return self._exchanges
+
     def meet_at(self, boundary: Boundary) -> None:
         super().meet_at(boundary)
         for exchange in self._exchanges:
