@@ -39,7 +39,11 @@ class ServerCosts:
         self.num_samples = 0
         self.newest_s = -math.inf
         """End of the newest sample."""
-        self.ahead_per_s: tuple[tuple[float, float], ...] = ()
+        self.told_until = 0
+        """First second that is not told yet."""
+        self.ahead_starts_s: tuple[float, ...] = ()
+        self.ahead_per_s: tuple[float, ...] = ()
+        """What its forecast says of a sync that starts so many seconds from now."""
         self._costs = array("f", [0.0]) * HISTORY_S
         self._covered = array("f", [0.0]) * HISTORY_S
         self._newest = -1
@@ -50,7 +54,9 @@ class ServerCosts:
     def add(self, sample: LoadSample) -> None:
         self.num_samples += 1
         self.newest_s = sample.t_s
-        self.ahead_per_s = tuple((point.start_s, point.violations) for point in sample.sync_costs_ahead)
+        self.told_until = math.floor(sample.t_s + 0.5) if sample.t_s > 0 else 0
+        self.ahead_starts_s = tuple([point.start_s for point in sample.sync_costs_ahead])
+        self.ahead_per_s = tuple([point.violations for point in sample.sync_costs_ahead])
         self._move_to(self.told_until)
         if sample.sync_cost_per_s is None or sample.interval_s is None:
             return
@@ -61,11 +67,6 @@ class ServerCosts:
             if overlap_s > 0:
                 self._costs[second % HISTORY_S] += sample.sync_cost_per_s * overlap_s
                 self._covered[second % HISTORY_S] += overlap_s
-
-    @property
-    def told_until(self) -> int:
-        """First second that is not told yet."""
-        return math.floor(self.newest_s + 0.5) if self.newest_s > 0 else 0
 
     def cost_per_s(self, second: int) -> float | None:
         if not self._newest - HISTORY_S < second <= self._newest:
@@ -211,10 +212,10 @@ class CostBook:
             group = self._groups[key] = _Group()
         group.asked_s = now_s
         servers = [self._servers[server_id] for server_id in key]
-        if not servers or any(now_s - server.newest_s > self._stale_after_s for server in servers):
+        if not servers or now_s - min([server.newest_s for server in servers]) > self._stale_after_s:
             # Nothing will be predicted before all of them are heard again; what they missed are gaps then.
             return None
-        num_samples = sum(server.num_samples for server in servers)
+        num_samples = sum([server.num_samples for server in servers])
         if self._advance(group, servers, now_s=now_s, sync_s=sync_s) or num_samples != group.num_samples:
             group.num_samples = num_samples
             group.seen = _see(group.track, servers)
@@ -227,7 +228,7 @@ class CostBook:
 
     def _advance(self, group: _Group, servers: list[ServerCosts], *, now_s: float, sync_s: float) -> bool:
         """Show the track every second that is over (told by all, or too late); whether there was one."""
-        told_until = min(server.told_until for server in servers)
+        told_until = min([server.told_until for server in servers])
         until = max(min(told_until, math.floor(now_s + 0.5)), math.floor(now_s - self._stale_after_s))
         first = max(until - HISTORY_S + 1, 0)
         if group.next_second is None:
@@ -258,13 +259,8 @@ def _see(track: CostTrack, servers: list[ServerCosts]) -> CostView | None:
 
 def _sum_ahead(servers: list[ServerCosts]) -> tuple[tuple[float, float], ...]:
     """The forecasts added up where all have the same start times; empty when one is unknown."""
-    first = servers[0].ahead_per_s
-    if len(servers) == 1:
-        return first
-    starts_s = [start_s for start_s, _ in first]
-    if any([start_s for start_s, _ in server.ahead_per_s] != starts_s for server in servers):
+    starts_s = servers[0].ahead_starts_s
+    if any(server.ahead_starts_s != starts_s for server in servers):
         return ()
-    return tuple(
-        (start_s, math.fsum(server.ahead_per_s[index][1] for server in servers))
-        for index, start_s in enumerate(starts_s)
-    )
+    columns = zip(*[server.ahead_per_s for server in servers], strict=True)
+    return tuple(zip(starts_s, map(math.fsum, columns), strict=True))

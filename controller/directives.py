@@ -47,9 +47,10 @@ class Mailboxes:
             # What is over is handed out no more, and would be written to disk again with each that follows.
             old = [directive for directive in self._directives_of(agent_id) if not _is_over(directive, t_s)]
             kept = (*old, told.model_copy(update={"seq": self.seq}))[-KEPT_PER_AGENT:]
-            self._boxes[agent_id] = Box(agent_id=agent_id, directives=kept)
+            # Of parts that were checked, a thousand at once.
+            box = self._boxes[agent_id] = Box.model_construct(agent_id=agent_id, directives=kept)
             self._unannounced.append((self.seq, agent_id))
-            self._store.put("directives", agent_id, self._boxes[agent_id])
+            self._store.put("directives", agent_id, box)
         self._store.put("meta", "directive_seq", str(self.seq))
 
     def announce(self, seq: int) -> None:

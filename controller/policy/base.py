@@ -207,16 +207,21 @@ class Binding:
     """Which servers an island competes with: the one that it names, else all of its node."""
 
     def __init__(self, servers: Iterable[ServerView]) -> None:
-        self._by_id: dict[str, tuple[ServerView, ...]] = {}
-        by_node: dict[str, list[ServerView]] = {}
-        for server in servers:
-            self._by_id[server.server_id] = (server,)
-            by_node.setdefault(server.node, []).append(server)
-        self._by_node = {node: tuple(found) for node, found in by_node.items()}
+        self._by_id = {server.server_id: server for server in servers}
+        self._by_node: dict[str, tuple[ServerView, ...]] | None = None
+        """Only once an island asks that names no server."""
 
     def of(self, node: str, server_id: str | None) -> tuple[ServerView, ...]:
         """Empty when none of them is known: then nobody can say how loaded they are."""
-        return self._by_node.get(node, ()) if server_id is None else self._by_id.get(server_id, ())
+        if server_id is not None:
+            named = self._by_id.get(server_id)
+            return () if named is None else (named,)
+        if self._by_node is None:
+            by_node: dict[str, list[ServerView]] = {}
+            for server in self._by_id.values():
+                by_node.setdefault(server.node, []).append(server)
+            self._by_node = {node: tuple(found) for node, found in by_node.items()}
+        return self._by_node.get(node, ())
 
 
 def bound_servers(islands: Iterable[IslandView], servers: Iterable[ServerView]) -> tuple[tuple[ServerView, ...], int]:
@@ -226,7 +231,8 @@ def bound_servers(islands: Iterable[IslandView], servers: Iterable[ServerView]) 
     unbound = 0
     for island in islands:
         found = binding.of(island.node, island.server_id)
-        bound |= {server.server_id: server for server in found}
+        for server in found:
+            bound[server.server_id] = server
         unbound += not found
     return tuple(bound.values()), unbound
 
