@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from controller.journal_reader import Reader
+from controller.journal_rows import write_rows
 from controller.journal_store import Batch, StoreError
 from controller.journal_tables import (
     LOG_TABLES,
@@ -263,12 +264,11 @@ class SqliteStore:
         with _mapped(), self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             for table in batch.state:
-                upsert = f"INSERT OR REPLACE INTO {table} (key, body) VALUES (?, ?)"  # noqa: S608 - our own names
-                self._connection.executemany(upsert, batch.kept(table).items())
+                write_rows(self._connection, table, ("key", "body"), list(batch.kept(table).items()))
                 delete = f"DELETE FROM {table} WHERE key = ?"  # noqa: S608
                 self._connection.executemany(delete, ((key,) for key in batch.gone(table)))
             for table, log in batch.log.items():
-                self._connection.executemany(_INSERTS[table], log)
+                write_rows(self._connection, table, tuple(LOG_TABLES[table]), list(log))
 
     def prune(self, table: str, before_s: float, *, limit: int) -> int:
         delete = f"DELETE FROM {table} WHERE id IN ({oldest_rows(table)})"  # noqa: S608
@@ -319,12 +319,6 @@ def _mapped() -> Iterator[None]:
         yield
     except sqlite3.Error as exc:
         raise StoreError(str(exc)) from exc
-
-
-_INSERTS = {
-    table: f"INSERT OR REPLACE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
-    for table, columns in LOG_TABLES.items()
-}
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
