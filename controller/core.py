@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from dataclasses import dataclass
 
 from controller.budget import check_budget, is_over
 from controller.clock import Clock, autonomy_at, correction_of, directive_at, own_beat, progress_at
+from controller.commits import Commits
 from controller.dashboard.recent import Recent, read_recent
 from controller.handover import Handover
 from controller.headroom import CostSource
-from controller.ingest import read_batch
+from controller.intake import Intake
 from controller.lab import Lab
 from controller.lab_metrics import LabCollector, LabMetrics
 from controller.leadership import Leadership, SoleLeader
@@ -28,7 +28,6 @@ from controller.policy.base import Binding, summarize
 from controller.records import AgentRecord, Membership
 from controller.right_of_way import RightOfWay
 from controller.rounds import outcome_of
-from controller.samples import SampleOutcome, Verdict
 from controller.schema import (
     AgentLease,
     AgentRegistration,
@@ -45,19 +44,14 @@ from controller.schema import (
     Recovery,
     RecoveryPage,
     RecoveryRecord,
-    RejectedSample,
     RoundPage,
     SampleReceipt,
 )
 from controller.state import FleetState
 from controller.view import build_view
-from service.errors import ConflictError, InputError, UnavailableError
-from sidecar.schema import LoadSample
+from service.errors import ConflictError, InputError
 
 logger = logging.getLogger(__name__)
-
-SAMPLES_AT_ONCE = 50
-"""Some two milliseconds: to read one, check it and pass it on takes about forty microseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +90,8 @@ class Controller:
         self.enter(self.prepare(state) if state is not None else None)
         self.handover = Handover(self)
         self.right_of_way = RightOfWay()
-        self._ingesting = asyncio.Lock()
+        self._intake = Intake(self)
+        self._commits = Commits(lambda: self.state.journal, self.leadership)
 
     def prepare(self, state: FleetState) -> Tenure:
         """All that is restored with a state; it reads the journal, and so may block."""
@@ -155,49 +150,12 @@ class Controller:
     async def ingest(self, body: bytes) -> SampleReceipt:
         """Judge each sample of a batch alone; returns once the good ones are on disk, if it can be written.
 
-        One batch at a time, and a few milliseconds of it: a tick or a long poll waits for no more than that, and a tick
-        that has begun for none of it.
-
         Raises:
             InputError: the body is no batch.
         """
-        rejected: list[RejectedSample] = []
-        outcomes: Counter[SampleOutcome] = Counter()
-        async with self._ingesting:
-            await self.right_of_way.give()
-            samples = read_batch(body)
-            accepted: list[LoadSample] = []
-            correction_s = correction_of(self.clock)
-            for index, raw in enumerate(samples):
-                if index % SAMPLES_AT_ONCE == 0:
-                    self.lab.observe(accepted)  # before anybody else can commit the samples themselves
-                    accepted.clear()
-                    await self.right_of_way.give()
-                verdict = self._judge(raw, correction_s)
-                outcomes[verdict.outcome] += 1
-                if verdict.outcome is not SampleOutcome.ACCEPTED:
-                    rejected.append(RejectedSample(index=index, reason=verdict.outcome, detail=verdict.detail[:500]))
-                elif verdict.sample is not None:
-                    accepted.append(verdict.sample)
-            self.lab.observe(accepted)
-        for outcome, number in outcomes.items():
-            self.metrics.samples.labels(outcome).inc(number)
-        await self._try_commit()
-        return SampleReceipt(accepted=len(samples) - len(rejected), rejected=rejected)
-
-    def _judge(self, raw: object, correction_s: float) -> Verdict:
-        """Whether a sample counts; one that does is passed on."""
-        state = self.state
-        verdict = state.samples.offer(raw, self.clock(), correction_s=correction_s)
-        sample = verdict.sample
-        if verdict.outcome is SampleOutcome.ACCEPTED and sample is not None:
-            self.recent.history.add(sample)
-            state.costs.offer(sample)
-            if state.sample_log.is_due(sample):
-                body = sample.model_dump_json(exclude_none=True)
-                state.journal.append("samples", (sample.server_id, sample.t_s, body))
-                state.journal.put("servers", sample.server_id, body)
-        return verdict
+        receipt = await self._intake.take(body)
+        await self._commits.soon()
+        return receipt
 
     async def register(self, request: AgentRegistration) -> AgentLease:
         self._check_fragments(request)
@@ -274,7 +232,7 @@ class Controller:
             self.metrics.reports.labels("refused").inc()
             raise
         self.metrics.reports.labels("accepted").inc()
-        durable = await self._try_commit() if beat.syncs else True
+        durable = await self._commits.soon() if beat.syncs else True
         return HeartbeatReply(
             epoch=max(agent.granted_epoch, self.state.registry.epoch),
             directive_seq=self.state.mailboxes.seq,
@@ -451,17 +409,3 @@ class Controller:
             journal_pruned_rows=dict(self.state.journal.num_pruned),
             journal_size_bytes=self.state.journal.size_bytes,
         )
-
-    async def _try_commit(self) -> bool:
-        journal = self.state.journal
-        if journal.failure is None:
-            try:
-                await journal.commit()
-            except UnavailableError:
-                pass  # The journal counts and logs it, and readiness names it.
-            else:
-                return True
-        # It is being retried; waiting for that would only slow the fleet down. But what only memory has is a promise
-        # of the leader alone.
-        await self.leadership.confirm()
-        return False

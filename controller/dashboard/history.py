@@ -49,9 +49,15 @@ class _Ring:
         self.last = max(self.last, number)
         return number % NUM_BINS * _WIDTH
 
-    def add(self, at: int, value: float) -> None:
-        was = self.values[at]
-        self.values[at] = value if math.isnan(was) else was + value
+    def add(self, at: int, first: float, second: float) -> None:
+        """Two numbers that are always told together, one after the other."""
+        values = self.values
+        was = values[at]
+        if was == was:  # NaN is what differs from itself
+            values[at] = was + first
+            values[at + 1] += second
+        else:
+            values[at], values[at + 1] = first, second
 
     def numbers(self) -> range:
         return range(self.last - NUM_BINS + 1, self.last + 1)
@@ -72,18 +78,18 @@ class LoadHistory:
         ring = self._rings.get(sample.server_id)
         if ring is None:
             ring = self._rings[sample.server_id] = _Ring(number)
-        at = ring.open(number)
+        at = number % NUM_BINS * _WIDTH if number == ring.last else ring.open(number)
         if at is None:
             return
-        if sample.running is not None and sample.waiting is not None:
-            ring.add(at + _IN_ENGINE_SUM, sample.running + sample.waiting)
-            ring.add(at + _IN_ENGINE_NUM, 1.0)
-        if sample.arrivals is not None and sample.interval_s is not None:
-            ring.add(at + _ARRIVALS, sample.arrivals)
-            ring.add(at + _INTERVAL_S, sample.interval_s)
-        if sample.slo_requests is not None and sample.slo_violations is not None:
-            ring.add(at + _REQUESTS, sample.slo_requests)
-            ring.add(at + _VIOLATIONS, sample.slo_violations)
+        told = sample.__dict__  # a large fleet sends ten thousand per second
+        running, waiting, arrivals, interval_s = told["running"], told["waiting"], told["arrivals"], told["interval_s"]
+        requests, violations = told["slo_requests"], told["slo_violations"]
+        if running is not None and waiting is not None:
+            ring.add(at + _IN_ENGINE_SUM, running + waiting, 1.0)
+        if arrivals is not None and interval_s is not None:
+            ring.add(at + _ARRIVALS, arrivals, interval_s)
+        if requests is not None and violations is not None:
+            ring.add(at + _REQUESTS, requests, violations)
 
     def keep_only(self, server_ids: Collection[str]) -> None:
         """Forget the servers that have left the fleet."""
