@@ -10,8 +10,9 @@ from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import Field
+from pydantic.dataclasses import dataclass
 
-from service.wire import Order, Record, Wire
+from service.wire import PART, Order, Wire
 
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -38,7 +39,8 @@ class EngineState(StrEnum):
     """Refuses connections after it was READY."""
 
 
-class ForecastPoint(Record):
+@dataclass(frozen=True, slots=True, kw_only=True, config=PART)
+class ForecastPoint:
     """Forecast for the interval that ends ``horizon_s`` from now."""
 
     horizon_s: float = Field(gt=0, examples=[5.0])
@@ -60,7 +62,8 @@ class ForecastPoint(Record):
     """The burst level: the 90th percentile of the arrivals in ``horizon_s`` seconds, over the past."""
 
 
-class SyncCostPoint(Record):
+@dataclass(frozen=True, slots=True, kw_only=True, config=PART)
+class SyncCostPoint:
     start_s: NonNegative = Field(examples=[5.0])
     """Seconds from now at which the sync would start."""
     violations: NonNegative = Field(examples=[0.8])
