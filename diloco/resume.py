@@ -4,6 +4,7 @@ what is under way. Tensors and plain values only, so that ``torch.load(..., weig
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from diloco.fragment import wire_bytes
 from diloco.island import Contribution, Island
 from diloco.schema import Applied, FragmentState
 from service.errors import InputError
+
+logger = logging.getLogger(__name__)
 
 STATE_FORMAT = 2
 """Of what `diloco.Island` saves. Format 1 had one fragment, under ``member``."""
@@ -112,15 +115,23 @@ def fragment_states(state: dict[str, Any], *, slot: int, num_values: Sequence[in
 
 
 def random_state() -> dict[str, Any]:
-    """Where torch's generators are."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    """Where torch's generators are, those of all CUDA devices too, if this process uses any."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     return {"cpu": torch.get_rng_state(), "cuda": cuda}
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["cpu"])
+    if not state["cuda"]:
+        return
     if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
+    else:
+        logger.warning(
+            "random numbers of %d CUDA devices are not continued, this process sees %d",
+            len(state["cuda"]),
+            torch.cuda.device_count(),
+        )
 
 
 def _contribution_state(contribution: Contribution) -> dict[str, Any]:
