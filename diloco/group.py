@@ -66,7 +66,7 @@ class Group:
     """A process group of one epoch."""
 
     def __init__(
-        self, backend: Any, store: c10d.Store | None, *, rank: int, num_ranks: int, timeout_s: float, nccl: Any = None
+        self, backend: Any, store: c10d.Store, *, rank: int, num_ranks: int, timeout_s: float, nccl: Any = None
     ) -> None:
         """Use `open_group`."""
         self._backend = backend
@@ -167,7 +167,7 @@ def open_group(
         return gloo, open_nccl(store, rank=rank, num_ranks=num_ranks, timeout_s=timeout_s, device=device)
 
     try:
-        gloo, nccl = _on_own_thread(make, idle=idle, within_s=timeout_s + CLOSE_S)
+        gloo, nccl = on_own_thread(make, idle=idle, within_s=timeout_s + CLOSE_S)
     except RuntimeError as exc:
         raise lost(exc) from exc
     return Group(gloo, store, rank=rank, num_ranks=num_ranks, timeout_s=timeout_s, nccl=nccl)
@@ -179,7 +179,7 @@ def lost(exc: Exception) -> PeerLostError:
     return PeerLostError(message[:500], field="group", remedy="the ranks start again together, by themselves")
 
 
-def _on_own_thread(make: Callable[[], T], *, idle: bool, within_s: float) -> T:
+def on_own_thread(make: Callable[[], T], *, within_s: float, idle: bool = False) -> T:
     """Threads inherit their priority from the one that starts them, which cannot come back from idle."""
     done: list[T] = []
     failed: list[BaseException] = []
