@@ -99,8 +99,8 @@ class Directed:
     def epoch(self) -> int:
         return self._agent.state.epoch
 
-    def take_due(self) -> SyncCommand | None:
-        """The sync that was ordered, once. Waits here while the controller has paused the run.
+    def take_due(self, hold: Callable[[], None] = lambda: None) -> SyncCommand | None:
+        """The sync that was ordered, once. Waits here while the controller has paused the run, and calls ``hold``.
 
         Raises:
             ConflictError: the controller has taken the slot back.
@@ -116,6 +116,7 @@ class Directed:
             if command is not None or not self._inbox.paused:
                 return command
             self._inbox.wait(STATE_POLL_S)
+            hold()
 
     def tell(self, progress: Callable[[], Progress]) -> None:
         """Say how far the island is, now and then."""

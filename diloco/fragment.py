@@ -8,7 +8,7 @@ Where the model is cut into fragments (`diloco.partition`), ``names`` are the pa
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from itertools import zip_longest
 from math import prod
 
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from diloco import pinned
 from diloco.schema import Manifest, TensorSpec
 from diloco.tensorfile import FP32_BYTES
 from service.errors import InputError
@@ -58,8 +59,8 @@ def flatten(tensors: Iterable[Tensor], *, out: Tensor | None = None) -> Tensor:
     """The tensors one after another as one fp32 vector on the CPU; ``out`` is filled and returned when given."""
     parts = [tensor.detach() for tensor in tensors]
     flat = torch.empty(sum(part.numel() for part in parts), dtype=torch.float32) if out is None else out
-    for view, part in zip(_views(flat, [part.shape for part in parts]), parts, strict=True):
-        view.copy_(part)
+    pairs = zip(_views(flat, [part.shape for part in parts]), parts, strict=True)
+    pinned.download(_copied([(part, view, view, part) for view, part in pairs]))
     return flat
 
 
@@ -72,8 +73,8 @@ def flatten_module(module: nn.Module, *, names: Collection[str] | None = None, o
 def unflatten_into(flat: Tensor, module: nn.Module, *, names: Collection[str] | None = None) -> None:
     """Set the parameters that travel from a vector in wire order."""
     parameters = list(trainable(module, names=names).values())
-    for view, parameter in zip(_views(flat, [p.shape for p in parameters]), parameters, strict=True):
-        parameter.copy_(view)
+    pairs = zip(_views(flat, [p.shape for p in parameters]), parameters, strict=True)
+    pinned.upload(_copied([(view, parameter, view, parameter) for view, parameter in pairs]))
 
 
 @torch.no_grad()
@@ -81,13 +82,17 @@ def shift_module(module: nn.Module, *, base: Tensor, to: Tensor, names: Collecti
     """Set each parameter l that travels to (l - ``base``) + ``to``, in one pass over the memory where l is fp32."""
     parameters = list(trainable(module, names=names).values())
     shapes = [p.shape for p in parameters]
+    staged = []
     for parameter, old, new in zip(parameters, _views(base, shapes), _views(to, shapes), strict=True):
         if parameter.dtype is torch.float32 and parameter.device.type == "cpu" and parameter.is_contiguous():
             parts = (torch.split(flat.view(-1), SHIFT_BLOCK) for flat in (parameter, old, new))
             for local, before, after in zip(*parts, strict=True):
                 local.sub_(before).add_(after)
+        elif pinned.is_staged(old, parameter):
+            staged.append((old, new, parameter))
         else:
             parameter.copy_(parameter.to("cpu", torch.float32, copy=True).sub_(old).add_(new))
+    pinned.shift(staged)
 
 
 def first_difference(a: Manifest, b: Manifest) -> str | None:
@@ -105,6 +110,17 @@ def wire_bytes(flat: Tensor) -> memoryview:
     assert flat.is_contiguous()
     array: np.ndarray[tuple[int], np.dtype[np.float32 | np.uint8]] = flat.detach().numpy()
     return array.data.cast("B")
+
+
+def _copied(copies: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Copy (source, target, part of the vector, parameter) where that is plain; what is left goes through `pinned`."""
+    staged = []
+    for source, target, vector, parameter in copies:
+        if pinned.is_staged(vector, parameter):
+            staged.append((vector, parameter))
+        else:
+            target.copy_(source)
+    return staged
 
 
 def _views(flat: Tensor, shapes: list[torch.Size]) -> list[Tensor]:

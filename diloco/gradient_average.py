@@ -50,8 +50,8 @@ class GradientAverage:
             PeerLostError: another rank is gone, or came too late.
         """
         has_gradient = [float(parameter.grad is not None) for parameter in self._parameters]
+        # On the CPU also beside a GPU: over gloo a peer that died is seen here, before a sum that would hang.
         told = torch.tensor([num_tokens, loss.item() * num_tokens, *has_gradient], dtype=torch.float64)
-        told = told.to(self._flat.device)
         group.start_sum(told).wait()
         total_tokens, weighted_loss, *num_gradients = told.tolist()
         self._sum(group, num_tokens / total_tokens, num_gradients)

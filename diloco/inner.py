@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from diloco.device import device_of, moved
 from diloco.lr_schedule import LrSchedule, ScheduleName, lr_share
 from diloco.model import next_byte_loss
 from diloco.precision import Precision, autocast
@@ -104,7 +105,7 @@ class InnerLoop:
         self._schedule = config.schedule
         self._loss_of = loss
         self._average = average
-        self._device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+        self._device = device_of(module)
         autocast(config.precision, self._device)  # what cannot work is told before the first step
         self._optimizer = adamw(module, config) if optimizer is None else optimizer
         self._peaks = [group["lr"] for group in self._optimizer.param_groups]
@@ -121,9 +122,9 @@ class InnerLoop:
     def take_step(self, *batches: Any, tokens: Sequence[int] = ()) -> bool:
         """One inner step on a batch, of the byte GPT (batch, length + 1) tokens; says whether it was applied.
 
-        Of several batches the gradients are added up, so that the step is that of one large batch: each counts by its
-        number of ``tokens``, which its loss is the mean over (left out: all the same). Clipping and the decision
-        whether to skip come after the last of them.
+        Batches are moved to the module's device. Of several the gradients are added up, so that the step is that of one
+        large batch: each counts by its number of ``tokens``, which its loss is the mean over (left out: all the same).
+        Clipping and the decision whether to skip come after the last of them.
 
         Raises:
             InputError: the loss is not one, see `checked_loss`.
@@ -150,7 +151,7 @@ class InnerLoop:
         losses = []
         for batch, num_tokens in zip(batches, tokens, strict=True):
             with autocast(self._config.precision, self._device):
-                loss = checked_loss(self._loss_of(self._module, batch))
+                loss = checked_loss(self._loss_of(self._module, moved(batch, self._device)))
             if len(batches) > 1:
                 loss = loss * (num_tokens / total)
             loss.backward()  # type: ignore[no-untyped-call]

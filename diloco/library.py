@@ -17,52 +17,32 @@ fails costs nothing but its time: training goes on from the local parameters, an
 
 from __future__ import annotations
 
-import logging
-import math
-import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-import httpx
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from diloco.agent.rules import autonomous_command
-from diloco.codec import codec_named
-from diloco.directed import Directed
-from diloco.inner import LOSS_SMOOTHING
-from diloco.loop_syncs import LoopSyncs
-from diloco.model import count_parameters
+from diloco.group import PeerLostError
+from diloco.lead import Counts, Lead
+from diloco.loop_ranks import Order, RankCircle, Ranks, Told, unwrapped
 from diloco.options import Stateful, checked_data, checked_module, checked_options
-from diloco.protocol import SyncCommand
-from diloco.resume import (
-    STATE_FORMAT,
-    fragment_states,
-    island_state,
-    random_state,
-    restore_random_state,
-)
-from diloco.schema import CodecName, FragmentState, Phase, Progress, SyncOutcome, SyncReport
-from diloco.streaming import StreamingExchange, StreamingIsland
-from diloco.transport import SynchronizerClient, check_cut, check_model
-from service.client import client_options
-from service.errors import ConflictError, InputError
+from diloco.protocol import PULL_GRACE_S
+from diloco.resume import STATE_FORMAT, fragment_states, random_state, require_state_of, restore_random_state
+from diloco.schema import CodecName, SyncReport
+from diloco.team import RanksDifferError
+from service.errors import ConflictError, InputError, WadilocoError
 
-logger = logging.getLogger(__name__)
-
-REQUEST_TIMEOUT_S = 10.0
-"""Of one request; a sync has more of them."""
+T = TypeVar("T")
 
 
 class Island:
     """One DiLoCo worker around a module: counts inner steps, syncs when it is time, and can be continued.
 
     Attributes:
-        slot: place in the run.
-        num_steps: inner steps counted so far, of the whole run.
-        num_tokens: tokens counted so far.
         last_sync: report of the last sync; None before the first.
     """
 
@@ -80,6 +60,8 @@ class Island:
         fragments: int | None = None,
         codec: CodecName = "fp32",
         timeout_s: float | None = None,
+        process_group: Ranks | None = None,
+        rank_timeout_s: float | None = None,
         name: str | None = None,
         token: str | None = None,
         tls_ca: Path | None = None,
@@ -90,6 +72,7 @@ class Island:
 
         Args:
             module: its parameters with requires_grad travel, as float32; all else stays on the island.
+                DistributedDataParallel is looked through.
             optimizer: any; only `state_dict` looks at it. It goes on with its own state over a sync.
             data: anything that has ``state_dict`` and ``load_state_dict``; only `state_dict` looks at it.
             synchronizer: URL of the synchronizer; a controller says it otherwise.
@@ -103,6 +86,10 @@ class Island:
                 that there is, and 1 in a new one. With a controller its ``--num-fragments``.
             codec: how contributions travel: fp32, bf16, int8 or int4 (the last two with error feedback).
             timeout_s: longest time that joining, or one sync, may take; 60 by default.
+            process_group: the ranks that train this module together as one island: a group of torch.distributed, or
+                "world" for its default group. Rank 0 of it speaks for all; all ranks call the same methods at the same
+                steps. None: this process is an island by itself.
+            rank_timeout_s: longest wait of one rank for another, beyond what a sync may take; 300 by default.
             name: of this process for the controller, unique in the fleet; by default the host's name.
             token, tls_ca, tls_cert, tls_key: as the services have them.
 
@@ -110,9 +97,10 @@ class Island:
             ConfigError: arguments that cannot work together, or a token that is not the synchronizer's.
             InputError: a module that cannot be synced, or data that cannot be continued.
             UnavailableError: no synchronizer, or no slot from a controller, in time.
+            PeerLostError: not all ranks came in time.
             ManifestError: the run trains another model, or cuts it into other fragments.
         """
-        self._options = options = checked_options(
+        options = checked_options(
             synchronizer=synchronizer,
             controller=controller,
             slot=slot,
@@ -121,31 +109,31 @@ class Island:
             fragments=fragments,
             codec=codec,
             timeout_s=timeout_s,
+            rank_timeout_s=rank_timeout_s,
             name=name,
             token=token,
             tls_ca=tls_ca,
             tls_cert=tls_cert,
             tls_key=tls_key,
         )
-        self._member = StreamingIsland(checked_module(module), codec_named(options.codec))
+        self._module = checked_module(unwrapped(module, has_ranks=process_group is not None))
         self._optimizer = optimizer
         self._data = checked_data(data)
-        self.num_steps = 0
-        self.num_tokens = 0
-        self.last_sync: SyncReport | None = None
-        self._steps_since_attempt = 0
-        self._loss: Tensor | None = None
+        self._counts = Counts()
+        self._lead: Lead | None = None
         self._closed = False
-        deadline_s = time.time() + options.timeout_s
-        self._directed = self._register(deadline_s) if options.controller is not None else None
+        self.last_sync: SyncReport | None = None
+        self._circle: RankCircle | None = None
+        if process_group is not None:
+            timeout = options.rank_timeout_s + options.timeout_s + PULL_GRACE_S
+            self._circle = RankCircle(process_group, self._module, timeout_s=timeout)
+
+        def join() -> Lead:
+            self._lead = Lead(self._module, options, self._counts)
+            return self._lead
+
         try:
-            self.slot, url = self._place()
-            self._client = SynchronizerClient(
-                httpx.Client(**client_options(options, url, timeout_s=min(REQUEST_TIMEOUT_S, options.timeout_s)))
-            )
-            exchange = StreamingExchange(self._member, self._client, slot=self.slot)
-            self._syncs = LoopSyncs(self._member, exchange, overlap_steps=options.overlap_steps)
-            self._join(deadline_s)
+            self._told = self._together(join, lambda lead: lead.told(), anew=True)
         except BaseException:
             self._leave()
             raise
@@ -155,92 +143,108 @@ class Island:
 
         Args:
             tokens: what the step was taken on, in tokens or samples, at least 1: the weight of this island in a round.
-            loss: shape (), for the controller's policies and its dashboard.
+                Those of this rank; the island's are the sum over its ranks.
+            loss: shape (), for the controller's policies and its dashboard. That of rank 0 counts.
 
         Returns:
-            The report of a sync that ended here; None at all other steps.
+            The report of a sync that ended here; None at all other steps. The same on all ranks.
 
         Raises:
             InputError: ``tokens`` is below 1.
             ConflictError: the island is closed, or the controller has taken its slot back.
+            PeerLostError: another rank is gone; the island is closed then.
+            RanksDifferError: the ranks have other parameters, or are at other steps; likewise.
         """
         self._require_open()
         if tokens < 1:
             raise InputError(f"is {tokens}", field="tokens", remedy="give the tokens or samples of the step, 1 or more")
-        self._member.count_step(tokens)
-        self.num_steps += 1
-        self.num_tokens += tokens
-        self._steps_since_attempt += 1
+        self._counts.num_steps += 1
+        self._counts.since_attempt += 1
         if loss is not None:
-            value = torch.as_tensor(loss).detach().float()
-            self._loss = value if self._loss is None else self._loss.lerp(value, LOSS_SMOOTHING)
-        if self._directed is not None:
-            self._directed.tell(self._progress)
-        return self._noted(self._at_boundary())
+            self._counts.smooth_loss(loss)
+        with self._closed_after_errors():
+            total, order = self._meet(tokens)
+        self._counts.num_tokens += total
+        if self._lead is not None:
+            self._lead.count(total)
+        else:
+            self._told = self._told.model_copy(update={"steps_since_sync": self._told.steps_since_sync + 1})
+        return None if order is Order.NONE else self._synced(lambda lead: lead.obey(order))
 
     def sync(self) -> SyncReport:
         """Sync now, whatever the schedule says, and wait for the round's end: for the end of a run, say.
 
-        It moves the fragment whose turn it is: `num_fragments` of them in a row move all.
+        It moves the fragment whose turn it is: `num_fragments` of them in a row move all. All ranks call it.
 
         Raises:
             ConflictError: the island is closed.
+            PeerLostError, RanksDifferError: as `step`.
         """
         self._require_open()
-        if self._syncs.overlapped is not None:
-            self._noted(self._syncs.finish())
-        self._steps_since_attempt = 0
-        command = self._own_command().model_copy(update={"overlap": False})
-        report = self._noted(self._syncs.begin(command, num_steps=self.num_steps))
-        assert report is not None, "a sync of no given round has an outcome"
+        report = self._synced(Lead.sync)
+        assert report is not None, "it was waited for"
         return report
+
+    @property
+    def slot(self) -> int:
+        """Place in the run."""
+        return self._told.slot
+
+    @property
+    def num_steps(self) -> int:
+        """Inner steps counted so far, of the whole run."""
+        return self._counts.num_steps
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens counted so far, of all ranks."""
+        return self._counts.num_tokens
 
     @property
     def num_fragments(self) -> int:
         """Parts of the module that sync in turn."""
-        return self._member.num_fragments
+        return self._now.num_fragments
 
     @property
     def version(self) -> int:
         """Outer steps in the global parameters that the module goes on from, on all fragments together."""
-        return self._member.version
+        return self._now.version
 
     @property
     def steps_since_sync(self) -> int:
         """Inner steps since the last sync of any fragment: with one, those that are not in the global parameters."""
-        return self._member.steps_since_sync
+        return self._now.steps_since_sync
 
     @property
     def residual_norm(self) -> float | None:
         """L2 norm of what the codec owes to the next contribution; None where it leaves nothing out."""
-        return self._member.residual_norm
+        return self._now.residual_norm
 
     def state_dict(self) -> dict[str, Any]:
         """All that a continuation needs, at a step boundary: module, optimizer and data position, torch's random
         numbers, counters, the global parameters, what the codec owes, and a sync that is under way.
 
         Tensors and plain values, as far as the data's own state is. The module's and the optimizer's tensors are not
-        copies: save them before the next step.
+        copies: save them before the next step. Each rank has its own; that of rank 0 is complete, and the others have
+        what is their own: save all.
         """
-        overlapped = self._syncs.overlapped
         return {
             "format": STATE_FORMAT,
             "slot": self.slot,
+            "rank": self._rank,
+            "num_ranks": self._num_ranks,
             "num_steps": self.num_steps,
             "num_tokens": self.num_tokens,
-            "steps_since_attempt": self._steps_since_attempt,
-            "fragments": [island_state(fragment) for fragment in self._member.fragments],
-            "overlapped": None
-            if overlapped is None
-            else {"due_step": overlapped.due_step, "fragment": overlapped.fragment},
-            "module": self._member.module.state_dict(),
+            "steps_since_attempt": self._counts.since_attempt,
+            **({"fragments": [], "overlapped": None} if self._lead is None else self._lead.state()),
+            "module": self._module.state_dict(),
             "optimizer": None if self._optimizer is None else self._optimizer.state_dict(),
             "data": None if self._data is None else self._data.state_dict(),
             "random": random_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Go on from what `state_dict` returned, in an island of the same slot, model, optimizer and data.
+        """Go on from what `state_dict` returned, in an island of the same slot, ranks, model, optimizer and data.
 
         Returns:
             True if all goes on as if nothing had been. False if the run has gone on meanwhile, without this island or
@@ -249,48 +253,40 @@ class Island:
             already. That goes for each fragment alone. Optimizer, data and counters are continued in both cases.
 
         Raises:
-            InputError: it is no such state, or one of another slot, model or run.
+            InputError: it is no such state, or one of another slot, rank, model or run.
             ManifestError: the synchronizer has come to hold a run of another model.
             UnavailableError: the synchronizer does not answer.
+            PeerLostError: another rank is gone; the island is closed then.
         """
         self._require_open()
-        num_values = [fragment.global_flat.numel() for fragment in self._member.fragments]
-        states = fragment_states(state, slot=self.slot, num_values=num_values)
-        if self._syncs.overlapped is not None:
-            self._noted(self._syncs.finish())
-        run = self._ask_run()
-        self._member.module.load_state_dict(state["module"])
+        states = self._checked(state)
+        if self._lead is not None:
+            self.last_sync = self._lead.finish() or self.last_sync
+        self._module.load_state_dict(state["module"])
         if self._optimizer is not None and state["optimizer"] is not None:
             self._optimizer.load_state_dict(state["optimizer"])
         if self._data is not None and state["data"] is not None:
             self._data.load_state_dict(state["data"])
         restore_random_state(state["random"])
-        self.num_steps, self.num_tokens = state["num_steps"], state["num_tokens"]
-        deadline_s = time.time() + self._options.timeout_s
-        exact = self._syncs.restore(states, run, slot=self.slot, deadline_s=deadline_s)
-        self._steps_since_attempt = state["steps_since_attempt"] if any(exact) else 0
-        overlapped = state["overlapped"]
-        if overlapped is not None and exact[overlapped.get("fragment", 0)]:
-            self._syncs.await_again(
-                self._own_command(), fragment=overlapped.get("fragment", 0), due_step=overlapped["due_step"]
-            )
-        if not all(exact):
-            logger.warning(
-                "the run has gone on meanwhile, steps since the last sync are dropped slot=%d fragments=%s",
-                self.slot,
-                [index for index, is_exact in enumerate(exact) if not is_exact],
-            )
-        if self._directed is not None:
-            self._directed.joined(self._progress(), num_fragments=self.num_fragments)
-        return all(exact)
+        self._counts.num_steps, self._counts.num_tokens = state["num_steps"], state["num_tokens"]
+        self._counts.since_attempt = state["steps_since_attempt"]
+
+        def restore() -> bool:
+            assert self._lead is not None
+            return self._lead.restore(states, state)
+
+        self._told = self._together(restore, lambda exact: self._require_lead().told(exact=exact), anew=True)
+        return self._told.exact
 
     def close(self) -> None:
-        """Apply what an overlapped sync still brings, then leave the run. Steps since the last sync stay local."""
+        """Apply what an overlapped sync still brings, then leave the run. Steps since the last sync stay local.
+
+        All ranks call it.
+        """
         if self._closed:
             return
         try:
-            if self._syncs.overlapped is not None:
-                self._noted(self._syncs.finish())
+            self._synced(Lead.finish)
         finally:
             self._leave()
 
@@ -305,87 +301,87 @@ class Island:
         else:
             self._leave()
 
-    def _register(self, deadline_s: float) -> Directed:
-        settings = self._options.agent_settings()
-        return Directed(settings, num_parameters=count_parameters(self._member.module), deadline_s=deadline_s)
+    @property
+    def _rank(self) -> int:
+        return 0 if self._circle is None else self._circle.rank
 
-    def _place(self) -> tuple[int, str]:
-        """Slot, and URL of the synchronizer."""
-        if self._directed is not None:
-            return self._directed.assignment.slot, self._directed.assignment.synchronizer_url
-        assert self._options.slot is not None
-        assert self._options.synchronizer is not None
-        return self._options.slot, self._options.synchronizer
+    @property
+    def _num_ranks(self) -> int:
+        return 1 if self._circle is None else self._circle.num_ranks
 
-    def _join(self, deadline_s: float) -> None:
-        wanted = self._options.fragments if self._directed is None else self._directed.num_fragments
-        self._syncs.join(deadline_s=deadline_s, num_fragments=wanted)
-        if self._directed is not None:
-            self._directed.joined(self._progress(), num_fragments=self.num_fragments)
+    @property
+    def _now(self) -> Told:
+        return self._told if self._lead is None else self._lead.told()
 
-    def _due(self) -> SyncCommand | None:
-        if self._directed is not None:
-            return self._directed.take_due()
-        assert self._options.sync_every is not None
-        return self._own_command() if self._steps_since_attempt >= self._options.sync_every else None
+    def _require_lead(self) -> Lead:
+        assert self._lead is not None, "rank 0 leads"
+        return self._lead
 
-    def _own_command(self) -> SyncCommand:
-        epoch = 0 if self._directed is None else self._directed.epoch
-        command = autonomous_command(epoch=epoch, now_s=time.time(), timeout_s=self._options.timeout_s)
-        return command.model_copy(update={"overlap": self._options.overlap_steps > 0})
+    def _meet(self, tokens: int) -> tuple[int, Order]:
+        """The tokens of all ranks, and what comes at this step boundary."""
+        circle, refusal, order = self._circle, None, Order.NONE
 
-    def _at_boundary(self) -> SyncReport | None:
-        if self._syncs.overlapped is not None:
-            return self._syncs.finish_due(self.num_steps)
-        command = self._due()
-        if command is None:
-            return None
-        self._steps_since_attempt = 0
-        return self._syncs.begin(command, num_steps=self.num_steps)
+        def hold() -> None:
+            if circle is not None:
+                circle.meet(self.num_steps, 0, Order.HOLD)
 
-    def _noted(self, report: SyncReport | None) -> SyncReport | None:
-        """Remember, log and tell how a sync ended."""
-        if report is None:
-            return None
-        self.last_sync = report
-        if report.outcome is SyncOutcome.FAILED:
-            logger.warning("sync failed, training goes on from local parameters detail=%s", report.detail)
-        else:
-            logger.info(
-                "sync round=%d outcome=%s inner_steps=%d tokens=%d version=%d",
-                report.round,
-                report.outcome,
-                report.inner_steps,
-                report.tokens,
-                self.version,
+        if self._lead is not None:
+            try:
+                order = self._lead.order(hold)
+            except ConflictError as exc:
+                order, refusal = Order.STOP, exc
+        total = tokens
+        if circle is not None:
+            total, order = circle.meet(self.num_steps, tokens, order)
+        if order is Order.STOP:
+            raise refusal or ConflictError(
+                f"the controller has taken slot {self.slot} back", field="slot", remedy="end this process"
             )
-        if self._directed is not None:
-            self._directed.report(report)
-            self._directed.tell(self._progress)
-        return report
+        return total, order
 
-    def _progress(self) -> Progress:
-        last = self.last_sync
-        return Progress(
-            step=self.num_steps,
-            inner_steps_since_sync=max(self._member.steps_since_sync, 0),
-            tokens=self.num_tokens,
-            tokens_since_sync=max(self._member.tokens_since_sync, 0),
-            loss=None if self._loss is None else finite(float(self._loss)),
-            update_norm=finite(self._member.update_norm()),
-            residual_norm=self.residual_norm,
-            round=self.version,
-            phase=Phase.INNER,
-            last_sync_at_s=None if last is None or last.outcome is SyncOutcome.FAILED else last.finished_s,
+    def _synced(self, work: Callable[[Lead], SyncReport | None]) -> SyncReport | None:
+        """Have rank 0 do what it says, and all ranks go on from there; the report of the sync that ended."""
+        self._told = self._together(
+            lambda: work(self._require_lead()), lambda report: self._require_lead().told(report)
         )
+        if self._told.report is not None:
+            self.last_sync = self._told.report
+        return self._told.report
 
-    def _ask_run(self) -> tuple[FragmentState, ...]:
-        """All fragments of it; none where the synchronizer has no run."""
-        state = self._client.state(deadline_s=time.time() + self._options.timeout_s, slot=self.slot)
-        if state.initialized:
-            check_model(state, self._member.manifest)
-            check_cut(state, self._member.manifests)
-        return state.fragments
+    def _together(self, work: Callable[[], T], tell: Callable[[T], Told], *, anew: bool = False) -> Told:
+        with self._closed_after_errors():
+            if self._circle is None:
+                return tell(work())
+            if self._rank == 0:
+                return self._circle.lead(lambda: tell(work()), anew=anew)
+            return self._circle.follow(anew=anew)
+
+    def _checked(self, state: dict[str, Any]) -> list[dict[str, Any]]:
+        """The states of the fragments; none where this is not rank 0. Refused on one rank, a state is on all."""
+        states: list[dict[str, Any]] = []
+        error: WadilocoError | None = None
+        try:
+            require_state_of(state, slot=self.slot, rank=self._rank, num_ranks=self._num_ranks)
+            if self._lead is not None:
+                num_values = [fragment.global_flat.numel() for fragment in self._lead.member.fragments]
+                states = fragment_states(state, num_values=num_values)
+        except WadilocoError as exc:
+            error = exc
+        if self._circle is not None:
+            with self._closed_after_errors():
+                self._circle.require_all(error)
+        elif error is not None:
+            raise error
+        return states
+
+    @contextmanager
+    def _closed_after_errors(self) -> Iterator[None]:
+        """Without all ranks, or with different ones, there is no island any more."""
+        try:
+            yield
+        except (PeerLostError, RanksDifferError):
+            self._leave()
+            raise
 
     def _require_open(self) -> None:
         if self._closed:
@@ -394,12 +390,7 @@ class Island:
     def _leave(self) -> None:
         """Out of the run, without waiting for anything but a short farewell."""
         self._closed = True
-        client: SynchronizerClient | None = getattr(self, "_client", None)
-        if client is not None:
-            client.close()
-        if self._directed is not None:
-            self._directed.close()
-
-
-def finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+        if self._lead is not None:
+            self._lead.leave()
+        if self._circle is not None:
+            self._circle.close()

@@ -41,6 +41,7 @@ class IslandOptions(PeerSettings):
     fragments: int | None = Field(default=None, ge=1, le=MAX_FRAGMENTS)
     codec: CodecName = "fp32"
     timeout_s: float = Field(default=DEFAULT_SYNC_TIMEOUT_S, gt=0, le=86_400)
+    rank_timeout_s: float = Field(default=300.0, gt=0, le=86_400)
     name: Name = Field(default_factory=default_node)
 
     @model_validator(mode="after")

@@ -18,6 +18,9 @@ SyncPriority = Literal["normal", "idle"]
 """How urgently a sync's transfers run. Usually normal: in a synchronous round every island waits for the slowest."""
 
 
+PULL_GRACE_S = 10.0
+
+
 class GroupPlace(Wire):
     """Where the ranks of an island meet, and for how long they wait for each other."""
 
@@ -61,6 +64,10 @@ class WorkerConfig(Wire):
     """Batches per inner step."""
     precision: Literal["fp32", "bf16"] = "fp32"
     activation_checkpointing: bool = False
+    device: str = "cpu"
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:N``, of the first rank; the others' follow."""
+    mps_thread_percentage: int | None = None
+    """Share of the GPU's threads under MPS, in percent; None leaves it to the environment."""
     cores: tuple[int, ...]
     threads: int
     idle_priority: bool
@@ -111,7 +118,7 @@ class SyncCommand(Wire):
     """Unix time at which the rank gives up waiting and trains on."""
     close_by_s: float | None = None
     """Unix time by which the round closes with those who came, so that they see its end before they give up."""
-    pull_grace_s: float = 10.0
+    pull_grace_s: float = PULL_GRACE_S
     """A round that closed just before the deadline is worth reading so long after it: without that the island would be
     behind all others."""
     overlap: bool = False

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 
 import httpx
+import torch
 
 from diloco.group import open_group
 from diloco.http_store import HttpStore
@@ -17,8 +18,10 @@ from service.errors import InputError
 
 
 @contextmanager
-def team_of(config: WorkerConfig, *, cancelled: threading.Event) -> Iterator[RankTeam]:
+def team_of(config: WorkerConfig, device: torch.device, *, cancelled: threading.Event) -> Iterator[RankTeam]:
     """The team of an island with several ranks, which has not met yet; ``cancelled`` ends the wait for the others.
+
+    On a GPU, ``device``, gradients and parameters go over NCCL.
 
     Raises:
         InputError: the configuration does not say where they meet.
@@ -34,6 +37,7 @@ def team_of(config: WorkerConfig, *, cancelled: threading.Event) -> Iterator[Ran
             rank=config.rank,
             num_ranks=config.num_ranks,
             timeout_s=place.timeout_s,
+            device=device,
             # A sum's threads must not take the server's core either.
             idle=config.idle_priority,
         )

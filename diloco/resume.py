@@ -4,6 +4,7 @@ what is under way. Tensors and plain values only, so that ``torch.load(..., weig
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from diloco.fragment import wire_bytes
 from diloco.island import Contribution, Island
 from diloco.schema import Applied, FragmentState
 from service.errors import InputError
+
+logger = logging.getLogger(__name__)
 
 STATE_FORMAT = 2
 """Of what `diloco.Island` saves. Format 1 had one fragment, under ``member``."""
@@ -77,13 +80,11 @@ def _holds_another(run: FragmentState, accepted: dict[str, Any] | None, *, slot:
     return any(entry.slot == slot and entry.tokens > known for entry in run.open_round.contributions)
 
 
-def fragment_states(state: dict[str, Any], *, slot: int, num_values: Sequence[int]) -> list[dict[str, Any]]:
-    """What `island_state` returned of each fragment, in a state that is one of this slot and of this module.
-
-    ``num_values`` are the elements of the fragments here.
+def require_state_of(state: dict[str, Any], *, slot: int, rank: int = 0, num_ranks: int = 1) -> None:
+    """See that it is a state of this slot and of this rank.
 
     Raises:
-        InputError: it is another slot's or module's, of other fragments, or no state.
+        InputError: it is not.
     """
     if state.get("format") not in (1, STATE_FORMAT):
         raise InputError("is not what state_dict returns", field="state", remedy="give that of an Island")
@@ -93,6 +94,21 @@ def fragment_states(state: dict[str, Any], *, slot: int, num_values: Sequence[in
             field="state",
             remedy="give each slot its own state, or make the Island with the slot of the state",
         )
+    theirs = (state.get("rank", 0), state.get("num_ranks", 1))
+    if theirs != (rank, num_ranks):
+        raise InputError(
+            f"is that of rank {theirs[0]} of {theirs[1]}, this is rank {rank} of {num_ranks}",
+            field="state",
+            remedy="give each rank its own state, in as many ranks as it was saved in",
+        )
+
+
+def fragment_states(state: dict[str, Any], *, num_values: Sequence[int]) -> list[dict[str, Any]]:
+    """What `island_state` returned of each fragment; ``num_values`` are the elements of the fragments here.
+
+    Raises:
+        InputError: it is of another module, or of other fragments.
+    """
     # Format 1 knew one fragment, which is the whole model.
     states: list[dict[str, Any]] = [state["member"]] if state["format"] == 1 else state["fragments"]
     theirs = [each["global"].numel() for each in states]
@@ -112,15 +128,23 @@ def fragment_states(state: dict[str, Any], *, slot: int, num_values: Sequence[in
 
 
 def random_state() -> dict[str, Any]:
-    """Where torch's generators are."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    """Where torch's generators are, those of all CUDA devices too, if this process uses any."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     return {"cpu": torch.get_rng_state(), "cuda": cuda}
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["cpu"])
+    if not state["cuda"]:
+        return
     if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
+    else:
+        logger.warning(
+            "random numbers of %d CUDA devices are not continued, this process sees %d",
+            len(state["cuda"]),
+            torch.cuda.device_count(),
+        )
 
 
 def _contribution_state(contribution: Contribution) -> dict[str, Any]:

@@ -113,10 +113,15 @@ class Safepoint:
         patience: Patience | None = None,
         has_order: Callable[[], bool] = lambda: False,
         on_wait: Callable[[], None] = lambda: None,
+        catch_up: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``has_order`` ends a wait; ``on_wait`` is called on every poll, and should do nothing most of the time."""
+        """``has_order`` ends a wait; ``on_wait`` is called on every poll, and should do nothing most of the time.
+
+        ``catch_up`` comes before the look at the gate: it waits for a GPU to which too much has been given.
+        """
+        self._catch_up = catch_up
         self._gate = gate
         self._trickle = Trickle(patience or Patience())
         self._has_order = has_order
@@ -133,6 +138,7 @@ class Safepoint:
         Raises:
             YieldInterrupted: an order came first.
         """
+        self._catch_up()
         now_s = self._clock()
         state = self._gate.read(now_s)
         if not state.busy and state.pace >= 1.0:

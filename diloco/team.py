@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from diloco.ballot import Ballot
 from diloco.digest import sha256
-from diloco.fragment import flatten_module, trainable, unflatten_into, wire_bytes
+from diloco.fragment import flatten, flatten_module, trainable, unflatten_into, wire_bytes
 from diloco.gradient_average import GradientAverage
 from diloco.group import Group
 from diloco.sharded_optimizer import shard_optimizer
@@ -212,5 +212,6 @@ class RankTeam(Team):
 
 
 def fingerprint(flat: Tensor) -> int:
-    """62 bits of the digest of a vector on the CPU."""
-    return int.from_bytes(sha256(wire_bytes(flat))[:8], "little") >> 2
+    """62 bits of the digest of a vector."""
+    here = flat if flat.device.type == "cpu" else flatten([flat])
+    return int.from_bytes(sha256(wire_bytes(here))[:8], "little") >> 2

@@ -32,6 +32,7 @@ from diloco.agreement import disagreements
 from diloco.boundary import StepBoundary
 from diloco.byte_text import ByteText
 from diloco.codec import codec_named
+from diloco.device import NormDue, catch_up_with, choose_device, device_of, lowest_priority
 from diloco.follower import Follower
 from diloco.group import PeerLostError
 from diloco.hf_causal_lm import HfCausalLM
@@ -165,6 +166,7 @@ class Worker:
         self._loss_at_sync: float | None = None
         self._last_sync_at_s: float | None = None
         self._report_due_s = 0.0
+        self._norm_due = NormDue(device_of(module))
         self._overlapped: OverlappedSync | None = None
         """The sync that is under way while inner steps go on."""
         self._told: set[str] = set()
@@ -270,6 +272,7 @@ class Worker:
             patience=patience_of(self._config),
             has_order=self._has_order,
             on_wait=self._report_waiting,
+            catch_up=catch_up_with(device_of(self._island.module)),
         )
 
     def _has_order(self) -> bool:
@@ -421,7 +424,7 @@ class Worker:
 
     def _report(self, phase: Phase, *, measure: bool = True) -> None:
         island = self._island
-        if measure:
+        if measure and self._norm_due.take(time.monotonic()):
             update_norm = island.update_norm()
             self._update_norm = update_norm if math.isfinite(update_norm) else None
         yielded = self._safepoint.yielded if self._safepoint is not None else None
@@ -486,13 +489,18 @@ def open_workload(config: WorkerConfig) -> Workload[Any]:
 
 
 def build_model(workload: Workload[Any], config: WorkerConfig) -> nn.Module:
-    """The model as it is trained.
+    """The model as it is trained, on the device of the rank.
 
     Raises:
         InputError: it cannot be built.
+        ConfigError: there is no such device.
     """
     build = build_checkpointed_module if config.activation_checkpointing else build_module
-    return build(workload, seed=config.seed)
+    return build(workload, seed=config.seed).to(rank_device(config))
+
+
+def rank_device(config: WorkerConfig) -> torch.device:
+    return choose_device(config.device, rank=config.rank, num_ranks=config.num_ranks)
 
 
 def open_client(config: WorkerConfig) -> httpx.Client:
@@ -513,10 +521,27 @@ def follow(config: WorkerConfig, team: RankTeam) -> None:
     """Train as one of the other ranks."""
     safepoint = None
     if config.gate is not None:
-        safepoint = Safepoint(open_gate(config.gate), patience=patience_of(config), on_wait=team.wait_on)
+        safepoint = Safepoint(
+            open_gate(config.gate),
+            patience=patience_of(config),
+            on_wait=team.wait_on,
+            catch_up=catch_up_with(rank_device(config)),
+        )
     workload = open_workload(config)
     module = build_model(workload, config)
     Follower(config, workload, module, inner_config(config), team=team, safepoint=safepoint).run()
+
+
+def train(config: WorkerConfig, inbox: Inbox, events: TextIO) -> None:
+    """Train as the rank that the configuration says, until told to stop."""
+    if config.num_ranks == 1:
+        lead(config, Team(), inbox, events)
+        return
+    with team_of(config, rank_device(config), cancelled=inbox.stop) as team:
+        if config.rank == 0:
+            lead(config, team, inbox, events)
+        else:
+            follow(config, team)
 
 
 def main() -> int:
@@ -535,14 +560,8 @@ def main() -> int:
     torch.set_num_threads(config.threads)
     inbox.listen(sys.stdin)
     try:
-        if config.num_ranks == 1:
-            lead(config, Team(), inbox, events)
-        else:
-            with team_of(config, cancelled=inbox.stop) as team:
-                if config.rank == 0:
-                    lead(config, team, inbox, events)
-                else:
-                    follow(config, team)
+        with lowest_priority(rank_device(config)):
+            train(config, inbox, events)
     except WadilocoError as exc:
         if inbox.stop.is_set() and isinstance(exc, UnavailableError):
             logger.info("stopped while it waited error=%s", exc)

@@ -19,6 +19,7 @@ from service.settings import Url, Urls
 from sidecar.schema import Name
 
 Core = Annotated[int, Field(ge=0, lt=MAX_CORES)]
+DeviceName = Annotated[str, Field(pattern=r"^(auto|cpu|cuda|cuda:\d{1,3})$")]
 WorkloadName = Annotated[str, Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*$")]
 
 MAX_RANKS = 64
@@ -95,6 +96,12 @@ class IslandSettings(InnerSettings, DryRunSettings):
     group_timeout_s: float = Field(default=120.0, ge=1, le=3600)
     """Longest wait of one rank for another, after which all start again; longer than a start and than an inner step.
     A rank that dies is seen at once."""
+    device: DeviceName = "auto"
+    """Where the workers compute: cpu, cuda, cuda:N, or auto, which is cuda where torch sees a GPU. Several ranks take
+    GPUs that follow one another, one each."""
+    mps_thread_percentage: int | None = Field(default=None, ge=1, le=100)
+    """Share of the GPU's threads that a worker may use beside a server, where an MPS daemon runs
+    (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE)."""
     cores: tuple[Core, ...] = ()
     """Numbers of the CPU cores that the workers are pinned to, such as 0,1; by default they may use all. Several ranks
     share them out."""

@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 1 << 20
 KILL_WAIT_S = 2.0
+BELOW_NORMAL = "1"
+"""Of the priorities of MPS clients."""
 
 
 @dataclass(slots=True)
@@ -37,6 +39,7 @@ class WorkerProcess:
             # Otherwise OpenMP threads spin on the core of the engine while the trainer is descheduled.
             "OMP_WAIT_POLICY": "PASSIVE",
             "PYTHONUNBUFFERED": "1",
+            **gpu_environment(config),
         }
         process = await asyncio.create_subprocess_exec(
             *module_command("diloco.worker"),
@@ -88,3 +91,13 @@ class WorkerProcess:
         assert self.process.stdin is not None
         if not self.process.stdin.is_closing():
             self.process.stdin.write(line.encode() + b"\n")
+
+
+def gpu_environment(config: WorkerConfig) -> dict[str, str]:
+    """What CUDA reads when a process first uses it. Without an MPS daemon it changes nothing."""
+    chosen = (
+        {"CUDA_MPS_CLIENT_PRIORITY": os.environ.get("CUDA_MPS_CLIENT_PRIORITY", "1")} if config.idle_priority else {}
+    )
+    if config.mps_thread_percentage is not None:
+        chosen["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(config.mps_thread_percentage)
+    return chosen

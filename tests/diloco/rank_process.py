@@ -16,6 +16,7 @@ import torch
 
 from diloco.byte_text import ByteText
 from diloco.data import TokenStream
+from diloco.device import CPU, choose_device
 from diloco.fragment import flatten_module
 from diloco.group import Group, open_group
 from diloco.http_store import HttpStore
@@ -32,11 +33,19 @@ TINY = ModelSize(num_layers=2, num_heads=2, width=32, context=16)
 class RankProcess:
     """One rank; `tell` and `answer` are apart, since collectives need all ranks."""
 
-    def __init__(self, rank: int, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        rank: int,
+        url: str,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        serve: Callable[[Connection, int, str, float], None] | None = None,
+    ) -> None:
+        """``serve`` obeys orders in the process, as `obey` does."""
         context = multiprocessing.get_context("spawn")
         self.rank = rank
         self._here, there = context.Pipe()
-        self.process = context.Process(target=obey, args=(there, rank, url, timeout_s), daemon=True)
+        self.process = context.Process(target=serve or obey, args=(there, rank, url, timeout_s), daemon=True)
         self.process.start()
         there.close()
 
@@ -93,11 +102,11 @@ class Trained:
     num_state_elements: int
 
 
-def train(team: Team, num_steps: int) -> Trained:
+def train(team: Team, num_steps: int, device: torch.device = CPU) -> Trained:
     """As a worker does, without one."""
     corpus = torch.randint(0, 256, (20_000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     workload = CorpusText(corpus, batch_size=4)
-    module = workload.build_model(seed=0)
+    module = workload.build_model(seed=0).to(device)
     config = InnerConfig(warmup_steps=5, lr=3e-3)
     optimizer = workload.build_optimizer(module, config)
     team.prepare(module, optimizer)
@@ -142,15 +151,19 @@ class _Rank:
         self._timeout_s = timeout_s
         self._http = httpx.Client(base_url=url, trust_env=False)
         self._group: Group | None = None
+        self._device = CPU
 
-    def open(self, epoch: int, num_ranks: int) -> str:
+    def open(self, epoch: int, num_ranks: int, device: str = "cpu") -> str:
+        self._device = choose_device(device, rank=self._rank, num_ranks=num_ranks)
         store = HttpStore(self._http, group="run/slot-0", epoch=epoch, timeout_s=self._timeout_s)
-        self._group = open_group(store, rank=self._rank, num_ranks=num_ranks, timeout_s=self._timeout_s)
+        self._group = open_group(
+            store, rank=self._rank, num_ranks=num_ranks, timeout_s=self._timeout_s, device=self._device
+        )
         return "open"
 
     def sum(self, num_elements: int) -> float:
         assert self._group is not None
-        tensor = torch.full((num_elements,), float(self._rank + 1))
+        tensor = torch.full((num_elements,), float(self._rank + 1), device=self._device)
         self._group.start_sum(tensor).wait()
         assert bool((tensor == tensor[0]).all())
         return float(tensor[0])
@@ -172,7 +185,7 @@ class _Rank:
         group = self._group
         team = RankTeam(lambda: group, rank=self._rank, num_ranks=num_ranks, is_gated=False, shards_optimizer=sharded)
         team.meet()
-        return train(team, num_steps)
+        return train(team, num_steps, self._device)
 
     def compare(self, num_ranks: int, nudged_rank: int | None, takes_over: bool) -> str:
         """See whether all ranks hold the same, where one may be off by the last bit of one element."""

@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from diloco.group import open_group
 from tests.diloco.rank_process import TIMEOUT_S, Ranks, all_do
@@ -64,12 +64,13 @@ def test_many_groups_one_after_another_leave_nothing_behind(ranks: Ranks) -> Non
         assert new["mib"] <= old["mib"] + 8
 
 
-@pytest.mark.gpu
-def test_a_group_of_one_rank_over_nccl() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU")
-    group = open_group(HashStore(), rank=0, num_ranks=1, timeout_s=TIMEOUT_S, backend="nccl")
-    tensor = torch.ones(10, device="cuda")
-    group.start_sum(tensor).wait()
-    assert tensor.sum().item() == 10
-    assert group.close()
+def test_a_part_of_the_store_is_enough_to_meet_over() -> None:
+    """As NCCL does, whose keys must not be gloo's."""
+    store = HashStore()
+    first = open_group(store, rank=0, num_ranks=1, timeout_s=TIMEOUT_S)
+    second = open_group(PrefixStore("other", store), rank=0, num_ranks=1, timeout_s=TIMEOUT_S)
+    for group in (first, second):
+        tensor = torch.ones(3)
+        group.start_sum(tensor).wait()
+        assert tensor.tolist() == [1.0] * 3
+        assert group.close()
