@@ -22,6 +22,7 @@ from tests.ports import share_of
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.timeout(300),
     pytest.mark.skipif(sys.platform != "linux", reason="stops and watches processes as Linux does"),
 ]
 
