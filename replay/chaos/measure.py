@@ -81,7 +81,8 @@ def steps_lost(samples: Sequence[Sample], blow: Blow) -> int:
     earlier = [sample for sample in samples if not blow.is_after(sample)]
     if not earlier:
         return 0
-    last = max(earlier, key=lambda sample: (sample.step, sample.t_s))
+    # An agent may say that the work is gone before it says that the worker is; a sync, too, ends with none.
+    last = max(earlier, key=lambda sample: (sample.step, sample.round, sample.since_sync))
     again_s = trains_again_s(samples, blow)
     later = [s for s in samples if blow.is_after(s) and (again_s is None or s.t_s <= again_s)]
     if not later or (later[0].instance, later[0].pids) == (last.instance, last.pids):

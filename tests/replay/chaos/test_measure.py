@@ -69,6 +69,15 @@ def test_work_that_is_dropped_while_the_count_goes_on_is_lost(round_: int) -> No
     assert steps_lost(seen, KILL) == 9
 
 
+def test_work_that_is_told_to_be_gone_before_the_worker_is_lost_all_the_same() -> None:
+    told = sample(9.7, 9, since_sync=0)
+    seen = [*steady(0, 10), told, sample(13.0, 9, since_sync=0, pid=11), sample(14.0, 10, since_sync=1, pid=11)]
+    assert steps_lost(seen, KILL) == 9
+    # What a sync took in is not lost.
+    synced = replace(told, round=1)
+    assert steps_lost([*steady(0, 10), synced, *seen[-2:]], KILL) == 0
+
+
 def test_a_worker_without_pids_yet_is_not_the_new_one() -> None:
     empty = replace(sample(11.0, 12), pids=())
     assert trains_again_s([*steady(0, 10), empty], KILL) is None
