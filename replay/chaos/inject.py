@@ -134,7 +134,8 @@ class Injector:
                 applied.undo = lambda: _resume(pid)
             case FaultKind.FREEZE:
                 _signal(pid, signal.SIGSTOP)
-                applied.undo = lambda: _end(pid)
+                # For ever it would be there; what somebody else started is theirs to end.
+                applied.undo = (lambda: _end(pid)) if member.own else (lambda: _resume(pid))
             case FaultKind.SLOW:
                 applied.undo = self._slow(pid)
             case FaultKind.PARTITION:
@@ -242,5 +243,4 @@ def _resume(pid: int) -> None:
 
 
 def _end(pid: int) -> None:
-    """A frozen process would be there for ever."""
     send(pid, signal.SIGKILL)

@@ -17,6 +17,7 @@ import pytest
 from replay.chaos.procfs import descendants, parent_of
 from replay.chaos.record import ChaosSummary, Outcome
 from replay.chaos.session import REPORT, RESULT
+from replay.processes import Children, free_ports
 from service.child import module_command, module_environment
 from tests.ports import share_of
 
@@ -125,6 +126,39 @@ def test_nothing_is_left_behind_whatever_ends_it(tmp_path: Path, how: str) -> No
     if how == "interrupted":
         assert "stopping: ending the processes of this run" in told
         assert ChaosSummary.model_validate_json((out / RESULT).read_text()).interrupted
+
+
+def test_a_fleet_that_runs_already_is_broken_and_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("".join(f"{i} squared is {i * i}\n" for i in range(2000)))
+    ports = free_ports(3, PORTS)
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
+    model = [part for name, value in MODEL.items() for part in (f"--{name.replace('_', '-')}", value)]
+    commands = {
+        "controller": [
+            *("--journal", str(tmp_path / "journal.sqlite"), "--num-slots", "1", "--policy", "no_sync"),
+            *("--synchronizer-url", urls[1]),
+        ],
+        "synchronizer": ["--directory", str(tmp_path / "state")],
+        "island": ["--controller", urls[0], "--no-idle-priority", "--data", str(tmp_path / "corpus.txt"), *model],
+    }
+    children = Children()
+    try:
+        for port, (name, options) in zip(ports, commands.items(), strict=True):
+            command = [*module_command("wadiloco"), name, "--port", str(port), *options]
+            children.start(name, command, log=tmp_path / f"{name}.log", env=module_environment())
+        given = [{"url": url, "pid": child.process.pid} for url, child in zip(urls, children.running, strict=True)]
+        fleet = tmp_path / "fleet.json"
+        fleet.write_text(json.dumps({"controller": given[0], "synchronizer": given[1], "agents": given[2:]}))
+        out = tmp_path / "out"
+        with chaos(out, "--fleet", str(fleet), "--recover-within-s", "120", "--at", "slot=0,step=20") as process:
+            _, told = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0, told
+        children.check()
+        found = ChaosSummary.model_validate_json((out / RESULT).read_text())
+        assert [(fault.target, fault.outcome) for fault in found.faults] == [("worker 0/0", Outcome.RECOVERED)]
+        assert found.faults[0].others_gap_s is None
+    finally:
+        children.stop()
 
 
 def test_a_directory_with_results_is_left_alone(tmp_path: Path) -> None:
