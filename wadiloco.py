@@ -49,6 +49,12 @@ COMMANDS: dict[str, Command] = {
     ),
     "calibrate": Command("replay.calibrate", None, "SLO violations by load and phase, from recorded traffic"),
     "switchback": Command("controller.switchback_main", None, "compare two policies in turns on the running fleet"),
+    "chaos": Command(
+        "replay.chaos.main",
+        "replay",
+        "break a training fleet of this machine on purpose, and tell what each fault cost",
+        "replay.chaos.config:ChaosSettings",
+    ),
     "doctor": Command("sidecar.doctor", None, "look at a vLLM server and say what to change"),
     "demo": Command(
         "replay.demo",

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from controller.schema import AgentLease, AgentRegistration, Directive, Directives, Heartbeat, HeartbeatReply
 from diloco.agent.metrics import IslandMetrics
-from diloco.agent.rules import backoff_s, counts, request_timeout_s, times_of
+from diloco.agent.rules import backoff_s, counts, longest_retry_s, request_timeout_s, times_of
 from diloco.agent.state import NO_SYNCHRONIZER, AgentState
 from diloco.schema import MAX_FRAGMENTS
 from service.client import explain_response
@@ -77,7 +77,7 @@ class ControllerLink:
                 self._draw_consequences(exc)
                 # Each of several controllers has failed once before the pause grows.
                 rounds = 1 + (failures - 1) // len(self._peers)
-                pause_s = backoff_s(rounds, first_s=RETRY_FIRST_S, longest_s=RETRY_LONGEST_S)
+                pause_s = backoff_s(rounds, first_s=RETRY_FIRST_S, longest_s=self._longest_pause_s)
             else:
                 if failures:
                     logger.info("controller is back failures=%d", failures)
@@ -85,6 +85,12 @@ class ControllerLink:
                 assert self._state.lease is not None
                 pause_s = self._state.lease.heartbeat_interval_s
             await self._pause(pause_s, exit_event)
+
+    @property
+    def _longest_pause_s(self) -> float:
+        """A controller that comes back gives everybody a fresh lease: it must be heard of within that."""
+        lease = self._state.limits_lease
+        return RETRY_LONGEST_S if lease is None else longest_retry_s(lease.lease_timeout_s, at_most_s=RETRY_LONGEST_S)
 
     def _draw_consequences(self, refusal: WadilocoError) -> None:
         state = self._state

@@ -119,6 +119,11 @@ def backoff_s(attempt: int, *, first_s: float, longest_s: float) -> float:
     return min(longest_s, first_s * 2.0 ** min(attempt - 1, 62))
 
 
+def longest_retry_s(lease_timeout_s: float, *, at_most_s: float) -> float:
+    """Longest pause before the controller is asked again, so that a lease sees three attempts."""
+    return min(at_most_s, lease_timeout_s / 3.0)
+
+
 def rank_cores(cores: tuple[int, ...], *, rank: int, num_ranks: int) -> tuple[int, ...]:
     """A rank's share of the cores; all of them (none named) where they are too few to share."""
     return cores[rank::num_ranks] if len(cores) >= num_ranks else cores

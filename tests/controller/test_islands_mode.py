@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.controller.helpers import (
     registration,
     report,
     sample,
+    until,
 )
 
 NAMES = ("island-0", "island-1", "island-2")
@@ -71,6 +73,10 @@ async def about_islands(client: Client) -> list[tuple[tuple[int, ...], str]]:
     return [(slots, reason) for slots, reason in await decided(client) if slots]
 
 
+async def ticked(client: Client) -> bool:
+    return bool(await client.metric("wadiloco_controller_tick_seconds_count"))
+
+
 async def spent(client: Client) -> int:
     return int((await client.get("/v1/budget"))["spent"])
 
@@ -115,6 +121,7 @@ def test_waiting_is_journalled_when_its_reason_changes_or_after_a_while(tmp_path
     clock = ManualClock()
 
     async def body(client: Client) -> None:
+        await until(partial(ticked, client), "the controller's own first tick, which is not the test's")
         await join_all(client, h=1)
         await load(client, s0=0.9, s1=0.9, s2=0.9)
         for _ in range(5):
