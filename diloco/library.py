@@ -33,7 +33,7 @@ from diloco.agent.rules import autonomous_command
 from diloco.codec import codec_named
 from diloco.directed import Directed
 from diloco.inner import LOSS_SMOOTHING
-from diloco.loop_syncs import LoopSyncs
+from diloco.loop_syncs import LoopSyncs, Overlapped
 from diloco.model import count_parameters
 from diloco.options import Stateful, checked_data, checked_module, checked_options
 from diloco.protocol import SyncCommand
@@ -176,7 +176,7 @@ class Island:
             self._loss = value if self._loss is None else self._loss.lerp(value, LOSS_SMOOTHING)
         if self._directed is not None:
             self._directed.tell(self._progress)
-        return self._noted(self._at_boundary())
+        return self._at_boundary()
 
     def sync(self) -> SyncReport:
         """Sync now, whatever the schedule says, and wait for the round's end: for the end of a run, say.
@@ -336,12 +336,30 @@ class Island:
 
     def _at_boundary(self) -> SyncReport | None:
         if self._syncs.overlapped is not None:
-            return self._syncs.finish_due(self.num_steps)
+            self._heed(self._syncs.overlapped)
+            report = self._noted(self._syncs.finish_due(self.num_steps))
+            if report is not None and self._directed is not None:
+                self._directed.wait_out_pause()
+            return report
         command = self._due()
         if command is None:
             return None
         self._steps_since_attempt = 0
-        return self._syncs.begin(command, num_steps=self.num_steps)
+        report = self._syncs.begin(command, num_steps=self.num_steps)
+        if report is None and self._syncs.overlapped is None and self._directed is not None:
+            self._directed.skipped(serial=command.serial)
+        return self._noted(report)
+
+    def _heed(self, sync: Overlapped) -> None:
+        """What the controller says counts also while a sync is under way; one for a slot that is lost is left."""
+        if self._directed is None:
+            return
+        try:
+            self._directed.heed(sync.end, lambda: sync.is_due(self.num_steps))
+        except ConflictError:
+            self._client.cancel()
+            self._syncs.abandon()
+            raise
 
     def _noted(self, report: SyncReport | None) -> SyncReport | None:
         """Remember, log and tell how a sync ended."""
@@ -360,7 +378,7 @@ class Island:
                 self.version,
             )
         if self._directed is not None:
-            self._directed.report(report)
+            self._directed.report(report, serial=self._syncs.serial)
             self._directed.tell(self._progress)
         return report
 
