@@ -18,7 +18,6 @@ fails costs nothing but its time: training goes on from the local parameters, an
 from __future__ import annotations
 
 import logging
-import math
 import time
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +32,7 @@ from diloco.agent.rules import autonomous_command
 from diloco.codec import codec_named
 from diloco.directed import Directed
 from diloco.inner import LOSS_SMOOTHING
+from diloco.loop_progress import log_end, loop_progress
 from diloco.loop_syncs import LoopSyncs, Overlapped
 from diloco.model import count_parameters
 from diloco.options import Stateful, checked_data, checked_module, checked_options
@@ -44,7 +44,7 @@ from diloco.resume import (
     random_state,
     restore_random_state,
 )
-from diloco.schema import CodecName, FragmentState, Phase, Progress, SyncOutcome, SyncReport
+from diloco.schema import CodecName, FragmentState, Progress, SyncReport
 from diloco.streaming import StreamingExchange, StreamingIsland
 from diloco.transport import SynchronizerClient, check_cut, check_model
 from service.client import client_options
@@ -366,36 +366,15 @@ class Island:
         if report is None:
             return None
         self.last_sync = report
-        if report.outcome is SyncOutcome.FAILED:
-            logger.warning("sync failed, training goes on from local parameters detail=%s", report.detail)
-        else:
-            logger.info(
-                "sync round=%d outcome=%s inner_steps=%d tokens=%d version=%d",
-                report.round,
-                report.outcome,
-                report.inner_steps,
-                report.tokens,
-                self.version,
-            )
+        log_end(report, version=self.version)
         if self._directed is not None:
             self._directed.report(report, serial=self._syncs.serial)
             self._directed.tell(self._progress)
         return report
 
     def _progress(self) -> Progress:
-        last = self.last_sync
-        return Progress(
-            step=self.num_steps,
-            inner_steps_since_sync=max(self._member.steps_since_sync, 0),
-            tokens=self.num_tokens,
-            tokens_since_sync=max(self._member.tokens_since_sync, 0),
-            loss=None if self._loss is None else finite(float(self._loss)),
-            update_norm=finite(self._member.update_norm()),
-            residual_norm=self.residual_norm,
-            round=self.version,
-            phase=Phase.INNER,
-            last_sync_at_s=None if last is None or last.outcome is SyncOutcome.FAILED else last.finished_s,
-        )
+        counted = {"num_steps": self.num_steps, "num_tokens": self.num_tokens}
+        return loop_progress(self._member, **counted, loss=self._loss, last=self.last_sync)
 
     def _ask_run(self) -> tuple[FragmentState, ...]:
         """All fragments of it; none where the synchronizer has no run."""
@@ -417,7 +396,3 @@ class Island:
             client.close()
         if self._directed is not None:
             self._directed.close()
-
-
-def finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
