@@ -27,7 +27,7 @@ from controller.orders import write_sync
 from controller.policy.base import Binding, summarize
 from controller.records import AgentRecord, Membership
 from controller.right_of_way import RightOfWay
-from controller.rounds import outcome_of
+from controller.rounds import first_failure, outcome_of
 from controller.schema import (
     AgentLease,
     AgentRegistration,
@@ -286,11 +286,8 @@ class Controller:
             outcome = outcome_of(entry)
             self.metrics.rounds.labels(outcome).inc()
             logger.info(
-                "round closed round=%d outcome=%s reason=%s slots=%s",
-                entry.round,
-                outcome,
-                entry.reason,
-                entry.expected,
+                "round closed round=%d outcome=%s reason=%s slots=%s%s",
+                *(entry.round, outcome, entry.reason, entry.expected, first_failure(entry)),
             )
         self.state.count_syncs(now_s)
 

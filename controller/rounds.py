@@ -301,6 +301,13 @@ def _is_past(version: int | None, entry: RoundEntry) -> bool:
     return version is not None and version > entry.round
 
 
+def first_failure(entry: RoundEntry) -> str:
+    """What the first island whose sync failed said of it, for the log; empty where none failed."""
+    failed = (told.report.detail for told in entry.reports if told.report.outcome is SyncOutcome.FAILED)
+    detail = next(failed, "")
+    return f" failure={detail}" if detail else ""
+
+
 def outcome_of(entry: RoundEntry) -> RoundOutcome:
     applied = entry.slots(SyncOutcome.APPLIED)
     if not applied:

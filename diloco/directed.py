@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 from fastapi import FastAPI
 
@@ -18,6 +18,7 @@ from diloco.agent.app import Agent
 from diloco.agent.config import IslandSettings
 from diloco.agent.metrics import IslandMetrics
 from diloco.agent.state import AgentState, Assignment
+from diloco.applied import Pulled
 from diloco.inbox import Inbox
 from diloco.protocol import Command, PauseCommand, ResumeCommand, SyncCommand
 from diloco.schema import Progress, SyncReport
@@ -39,8 +40,7 @@ class LoopTrainer:
         self._assigned = assigned
 
     def start_sync(self, command: SyncCommand) -> None:
-        self._state.sync_in_flight = command
-        self._order(command)
+        self._order(self._state.begin_sync(command))
 
     def refuse_sync(self, command: SyncCommand, detail: str) -> None:
         self._state.fail_sync(command, detail, now_s=time.time())
@@ -106,17 +106,50 @@ class Directed:
             ConflictError: the controller has taken the slot back.
         """
         while True:
-            if self._inbox.stop.is_set():
-                raise ConflictError(
-                    f"the controller has taken slot {self.assignment.slot} back",
-                    field="slot",
-                    remedy="end this process, or make a new Island to take a free slot",
-                )
+            self._require_slot()
             command = self._inbox.take_due(time.time())
             if command is not None or not self._inbox.paused:
                 return command
             self._inbox.wait(STATE_POLL_S)
             hold()
+
+    def heed(self, end: Future[Pulled], is_due: Callable[[], bool], hold: Callable[[], None] = lambda: None) -> None:
+        """At a step boundary while a sync is under way: returns when its result has come and is due, or when steps go
+        on until then. Waits here for a result that is due, and while the controller has paused the run, and calls
+        ``hold``.
+
+        Raises:
+            ConflictError: the controller has taken the slot back.
+        """
+        while True:
+            self._require_slot()
+            if end.done() and is_due():
+                return
+            if not is_due() and not self._inbox.paused:
+                return
+            if end.done():
+                self._inbox.wait(STATE_POLL_S)
+            else:
+                wait([end], timeout=STATE_POLL_S)
+            hold()
+
+    def wait_out_pause(self) -> None:
+        """Return when the run is not paused.
+
+        Raises:
+            ConflictError: the controller has taken the slot back.
+        """
+        while self._inbox.paused:
+            self._require_slot()
+            self._inbox.wait(STATE_POLL_S)
+
+    def _require_slot(self) -> None:
+        if self._inbox.stop.is_set():
+            raise ConflictError(
+                f"the controller has taken slot {self.assignment.slot} back",
+                field="slot",
+                remedy="end this process, or make a new Island to take a free slot",
+            )
 
     def tell(self, progress: Callable[[], Progress]) -> None:
         """Say how far the island is, now and then."""
@@ -136,10 +169,14 @@ class Directed:
         self._agent.state.num_fragments = num_fragments
         self._agent.state.worker_ready = True
 
-    def report(self, report: SyncReport) -> None:
-        """Say how a sync ended."""
+    def report(self, report: SyncReport, *, serial: int) -> None:
+        """Say how the sync of that serial ended."""
         self._report_due_s = 0.0
-        self._post(self._agent.state.take_report, report)
+        self._post(lambda: self._agent.state.take_report(report, serial=serial))
+
+    def skipped(self, *, serial: int) -> None:
+        """Say that there was nothing to do in the sync of that serial."""
+        self._post(self._agent.state.end_sync, serial)
 
     def close(self) -> None:
         """Say goodbye; a controller that is away is not waited for."""

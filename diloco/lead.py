@@ -5,7 +5,6 @@ in the first of its ranks. `diloco.library` is what the loop sees.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,16 +18,18 @@ from diloco.agent.rules import autonomous_command
 from diloco.codec import codec_named
 from diloco.directed import Directed
 from diloco.inner import LOSS_SMOOTHING
+from diloco.loop_progress import log_end, loop_progress
 from diloco.loop_ranks import Order, Told
-from diloco.loop_syncs import LoopSyncs
+from diloco.loop_syncs import LoopSyncs, Overlapped
 from diloco.model import count_parameters
 from diloco.options import IslandOptions
 from diloco.protocol import SyncCommand
 from diloco.resume import island_state
-from diloco.schema import FragmentState, Phase, Progress, SyncOutcome, SyncReport
+from diloco.schema import FragmentState, Progress, SyncReport
 from diloco.streaming import StreamingExchange, StreamingIsland
 from diloco.transport import SynchronizerClient, check_cut, check_model
 from service.client import client_options
+from service.errors import ConflictError
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class Lead:
             ConflictError: the controller has taken the slot back.
         """
         if self.syncs.overlapped is not None:
+            self._heed(self.syncs.overlapped, hold)
             return Order.FINISH if self.syncs.overlapped.is_due(self._counts.num_steps) else Order.NONE
         self._command = self._due(hold)
         return Order.NONE if self._command is None else Order.SYNC
@@ -101,7 +103,31 @@ class Lead:
         assert self._command is not None, "a sync was due"
         self._counts.since_attempt = 0
         command, self._command = self._command, None
-        return self._noted(self.syncs.begin(command, num_steps=self._counts.num_steps))
+        report = self.syncs.begin(command, num_steps=self._counts.num_steps)
+        if report is None and self.syncs.overlapped is None and self._directed is not None:
+            self._directed.skipped(serial=command.serial)
+        return self._noted(report)
+
+    def wait_out_pause(self) -> None:
+        """Return when the run is not paused.
+
+        Raises:
+            ConflictError: the controller has taken the slot back.
+        """
+        if self._directed is not None:
+            self._directed.wait_out_pause()
+
+    def _heed(self, sync: Overlapped, hold: Callable[[], None]) -> None:
+        """What the controller says counts also while a sync is under way; one for a slot that is lost is left."""
+        if self._directed is None:
+            return
+        try:
+            self._directed.heed(sync.end, lambda: sync.is_due(self._counts.num_steps), hold)
+        except ConflictError:
+            assert self._client is not None, "it has joined"
+            self._client.cancel()
+            self.syncs.abandon()
+            raise
 
     def sync(self) -> SyncReport:
         """Sync now, and wait for the round's end."""
@@ -205,35 +231,16 @@ class Lead:
         if report is None:
             return None
         self.last_sync = report
-        if report.outcome is SyncOutcome.FAILED:
-            logger.warning("sync failed, training goes on from local parameters detail=%s", report.detail)
-        else:
-            logger.info(
-                "sync round=%d outcome=%s inner_steps=%d tokens=%d version=%d",
-                report.round,
-                report.outcome,
-                report.inner_steps,
-                report.tokens,
-                self.member.version,
-            )
+        log_end(report, version=self.member.version)
         if self._directed is not None:
-            self._directed.report(report)
+            self._directed.report(report, serial=self.syncs.serial)
             self._directed.tell(self._progress)
         return report
 
     def _progress(self) -> Progress:
-        last, counts = self.last_sync, self._counts
-        return Progress(
-            step=counts.num_steps,
-            inner_steps_since_sync=max(self.member.steps_since_sync, 0),
-            tokens=counts.num_tokens,
-            tokens_since_sync=max(self.member.tokens_since_sync, 0),
-            loss=None if counts.loss is None else finite(float(counts.loss)),
-            update_norm=finite(self.member.update_norm()),
-            residual_norm=self.member.residual_norm,
-            round=self.member.version,
-            phase=Phase.INNER,
-            last_sync_at_s=None if last is None or last.outcome is SyncOutcome.FAILED else last.finished_s,
+        counts = self._counts
+        return loop_progress(
+            self.member, num_steps=counts.num_steps, num_tokens=counts.num_tokens, loss=counts.loss, last=self.last_sync
         )
 
     def _ask_run(self, deadline_s: float) -> tuple[FragmentState, ...]:
@@ -244,7 +251,3 @@ class Lead:
             check_model(state, self.member.manifest)
             check_cut(state, self.member.manifests)
         return state.fragments
-
-
-def finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -169,7 +169,11 @@ class Island:
             self._lead.count(total)
         else:
             self._told = self._told.model_copy(update={"steps_since_sync": self._told.steps_since_sync + 1})
-        return None if order is Order.NONE else self._synced(lambda lead: lead.obey(order))
+        report = None if order is Order.NONE else self._synced(lambda lead: lead.obey(order))
+        if order is Order.FINISH and self._lead is not None and self._circle is None:
+            # With other ranks the pause begins after one more step: they wait for this one at step boundaries alone.
+            self._lead.wait_out_pause()
+        return report
 
     def sync(self) -> SyncReport:
         """Sync now, whatever the schedule says, and wait for the round's end: for the end of a run, say.

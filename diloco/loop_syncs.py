@@ -50,6 +50,8 @@ class LoopSyncs:
         self._overlap_steps = overlap_steps
         self.overlapped: Overlapped | None = None
         """The sync under way."""
+        self.serial = 0
+        """Of the command of the sync that was begun last, which every report is of."""
 
     def join(self, *, deadline_s: float, num_fragments: int | None = None) -> None:
         """Become part of the run, see `StreamingExchange.join`.
@@ -84,13 +86,17 @@ class LoopSyncs:
 
     def begin(self, command: SyncCommand, *, num_steps: int) -> SyncReport | None:
         """Sync, or contribute if the command is to overlap; the report of a sync that ended with it."""
-        started_s = time.time()
+        started_s, self.serial = time.time(), command.serial
         done = self._exchange.begin(command) if command.overlap else self._exchange.run(command)
         if not isinstance(done, Pending):
             return None if done is None else done.model_copy(update={"started_s": started_s})
         due_step = num_steps + self._overlap_steps if self._overlap_steps else None
         self._await(done, due_step=due_step, started_s=started_s)
         return None
+
+    def abandon(self) -> None:
+        """Leave the sync under way as it is: the module stays as it was at the last boundary."""
+        self.overlapped = None
 
     def finish_due(self, num_steps: int) -> SyncReport | None:
         """The report of the sync under way, if it is time to apply its result."""
@@ -134,7 +140,7 @@ class LoopSyncs:
     def await_again(self, command: SyncCommand, *, fragment: int, due_step: int | None) -> None:
         """Wait on for the round that the accepted contribution of an earlier process is in."""
         island = self._island.fragments[fragment]
-        accepted = island.accepted
+        accepted, self.serial = island.accepted, command.serial
         assert accepted is not None, "a sync under way has contributed"
         started_s, version = time.time(), island.version
         tally = Tally(started_s=started_s, round=version, fragment=fragment, num_fragments=self._island.num_fragments)

@@ -106,6 +106,8 @@ class WorkerConfig(Wire):
 
 class SyncCommand(Wire):
     command: Literal["sync"] = "sync"
+    serial: Count = 0
+    """Which of the agent's syncs this is; the word of its end has the same. 0: the agent did not begin it."""
     round: Count | None = None
     """Round of the run that the contribution must be for; None takes whatever is next."""
     quorum: int | None = Field(default=None, ge=1)
@@ -161,6 +163,16 @@ class ProgressEvent(Wire):
 class SyncedEvent(Wire):
     event: Literal["synced"] = "synced"
     report: SyncReport
+    serial: Count = 0
+    """Of the command."""
+
+
+class SkippedEvent(Wire):
+    """A sync that there is nothing to report of: the island had gone beyond its round already."""
+
+    event: Literal["skipped"] = "skipped"
+    serial: Count = 0
+    """Of the command."""
 
 
 class FailedEvent(Wire):
@@ -171,7 +183,7 @@ class FailedEvent(Wire):
     exit_code: int
 
 
-Event = Annotated[ReadyEvent | ProgressEvent | SyncedEvent | FailedEvent, Field(discriminator="event")]
+Event = Annotated[ReadyEvent | ProgressEvent | SyncedEvent | SkippedEvent | FailedEvent, Field(discriminator="event")]
 
 COMMANDS: TypeAdapter[Command] = TypeAdapter(Command)
 EVENTS: TypeAdapter[Event] = TypeAdapter(Event)

@@ -46,6 +46,7 @@ from diloco.protocol import (
     FailedEvent,
     ProgressEvent,
     ReadyEvent,
+    SkippedEvent,
     SyncCommand,
     SyncedEvent,
     WorkerConfig,
@@ -169,6 +170,8 @@ class Worker:
         self._norm_due = NormDue(device_of(module))
         self._overlapped: OverlappedSync | None = None
         """The sync that is under way while inner steps go on."""
+        self._shared_s = 0.0
+        """Unix time when the ranks last shared what it adopted."""
         self._told: set[str] = set()
         self._scalars = open_scalars(config, lr=lambda: self._inner.lr)
         self._phases = PhaseTeller(config.gate, slot=config.slot, waited=self._waited)
@@ -361,22 +364,26 @@ class Worker:
             self._phases.enter(TrainerPhase.SYNC)
             self._boundary.serve()
             self._boundary.time(self._share)
+            self._shared_s = time.time()
         if not sync.end.done():
             return
         self._overlapped = None
         report = sync.end.result()
-        times = {"started_s": sync.started_s, "blocked_s": self._boundary.blocked_s}
-        self._end_sync(
-            sync.command, report.model_copy(update=times) if report is not None else None, now_s=sync.started_s
-        )
+        if report is not None:
+            # The transfer thread knows nothing of the time that the ranks need to share what it adopted.
+            finished_s = max(report.finished_s, self._shared_s)
+            times = {"started_s": sync.started_s, "finished_s": finished_s, "blocked_s": self._boundary.blocked_s}
+            report = report.model_copy(update=times)
+        self._end_sync(sync.command, report, now_s=sync.started_s)
         self._report_due_s = 0.0  # after the next step: what a report takes is not the sync's
 
     def _end_sync(self, command: SyncCommand, report: SyncReport | None, *, now_s: float) -> None:
         self._tell_disagreements(command, now_s=now_s)
         if report is None:
             logger.info("sync skipped, nothing to do round=%s version=%d", command.round, self._island.version)
+            self._emit(SkippedEvent(serial=command.serial))
         else:
-            self._note_sync(report)
+            self._note_sync(report, command)
 
     def _share(self) -> None:
         """After a sync all ranks go on from the same parameters."""
@@ -384,11 +391,11 @@ class Worker:
         if not self._inbox.stop.is_set():
             self._team.share(self._island.module)
 
-    def _note_sync(self, report: SyncReport) -> None:
+    def _note_sync(self, report: SyncReport, command: SyncCommand) -> None:
         if report.outcome is not SyncOutcome.FAILED:
             self._last_sync_at_s = report.finished_s
             self._loss_at_sync = self._inner.loss
-        self._emit(SyncedEvent(report=report))
+        self._emit(SyncedEvent(report=report, serial=command.serial))
 
     def _tell_disagreements(self, command: SyncCommand, *, now_s: float) -> None:
         """Say once what the synchronizer's settings make of the orders that come from elsewhere."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Generic, TypeVar
 
 from torch import Tensor, nn
@@ -64,7 +65,8 @@ class Workload(ABC, Generic[B]):
         """The batches of one rank, which are disjoint from the other ranks'; with one rank, those of the shard.
 
         By default each rank has its own part of the shard, k mod (num_shards · num_ranks), and batches as large as
-        those of an island with one rank. An island of N ranks then takes N times as many samples per step.
+        those of an island with one rank. An island of N ranks then takes N times as many samples per step, and in
+        another order than one of another N; `batches_in_turn` and `rows_of` keep to one order.
         """
         if part.num_ranks == 1:
             return self.batches(shard, position=position)
@@ -94,6 +96,17 @@ class Workload(ABC, Generic[B]):
         The blocks of a transformer, for example. A layer's forward must do the same when it is called again.
         """
         return ()
+
+
+def batches_in_turn(workload: Workload[B], shard: Shard, part: Part, *, position: int) -> Iterator[B]:
+    """What `Workload.rank_batches` may return so that the slot's order of batches is the same for any number of ranks:
+    rank r of N takes the batches r, N + r, 2 N + r, … of the shard.
+
+    A step of N ranks is then that of one rank with N times the accumulation_steps. Each rank makes all batches and
+    leaves out those of the others, which is for batches that cost little against a step.
+    """
+    first = position * part.num_ranks + part.rank
+    return islice(workload.batches(shard, position=first), 0, None, part.num_ranks)
 
 
 def rows_of(batches: Iterator[Tensor], part: Part) -> Iterator[Tensor]:

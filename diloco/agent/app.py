@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.schema import Directive, DirectiveKind
 from diloco.agent.config import IslandSettings
+from diloco.agent.first_word import goes_on_alone, has_run
 from diloco.agent.link import ControllerLink
 from diloco.agent.metrics import IslandMetrics
 from diloco.agent.rendezvous import RankStore
@@ -77,7 +78,10 @@ class Agent:
             if supervise is None
             else supervise(settings, self.state, self._metrics)
         )
-        self.state.assign(settings.slot, settings.synchronizer)
+        self._waits_for_word = supervise is None and settings.controller is not None
+        """Workers that begin a run have to know its number of fragments, which a controller decides."""
+        if not self._waits_for_word:
+            self.state.assign(settings.slot, settings.synchronizer)
 
     @asynccontextmanager
     async def lifespan(self, _: FastAPI, tasks: Background) -> AsyncIterator[None]:
@@ -101,7 +105,16 @@ class Agent:
                 tasks.start("lease", lambda: link.keep_lease(tasks.exit))
                 tasks.start("directives", lambda: link.follow_directives(tasks.exit))
                 stack.push_async_callback(link.leave)
+                slot, synchronizer = self.settings.slot, self.settings.synchronizer
+                if self._waits_for_word and slot is not None and synchronizer is not None:
+                    tasks.start("start alone", lambda: self._start_alone(slot, synchronizer, tasks.exit))
             yield
+
+    async def _start_alone(self, slot: int, synchronizer: str, exit_event: asyncio.Event) -> None:
+        """Work with slot and synchronizer of the settings, unless a controller says something first."""
+        if await goes_on_alone(self.state, lambda: has_run(self.settings, synchronizer), exit_event):
+            logger.warning("no controller yet, starting without it slot=%d", slot)
+            self.state.assign(slot, synchronizer)
 
     def _obey(self, directive: Directive) -> None:
         match directive.kind:

@@ -20,7 +20,14 @@ from pydantic import BaseModel, ValidationError
 
 from controller.schema import AgentLease, AgentRegistration, Directive, Directives, Heartbeat, HeartbeatReply
 from diloco.agent.metrics import IslandMetrics
-from diloco.agent.rules import backoff_s, counts, longest_retry_s, request_timeout_s, times_of
+from diloco.agent.rules import (
+    backoff_s,
+    counts,
+    longest_retry_s,
+    request_timeout_s,
+    times_of,
+    unlike_fragments,
+)
 from diloco.agent.state import NO_SYNCHRONIZER, AgentState
 from diloco.schema import MAX_FRAGMENTS
 from service.client import explain_response
@@ -168,6 +175,9 @@ class ControllerLink:
                 )
         self._directive_seq = lease.directive_seq
         state.take_lease(lease)
+        unlike = unlike_fragments(lease, num_fragments=state.num_fragments)
+        if is_news and unlike is not None:
+            logger.error("no sync will be taken: %s", unlike)
         if is_news and lease.slot is not None and state.assignment is None:
             logger.warning("not training: %s", NO_SYNCHRONIZER)
         self._on_pause(lease.paused)

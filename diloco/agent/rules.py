@@ -100,6 +100,14 @@ def sync_command(directive: Directive, times: SyncTimes, *, epoch: int, now_s: f
     )
 
 
+def unlike_fragments(lease: AgentLease | None, *, num_fragments: int | None) -> str | None:
+    """Why no sync of this lease will be for the run that the worker has joined; None when they may be."""
+    if lease is None or num_fragments is None or lease.num_fragments == num_fragments:
+        return None
+    told = f"num_fragments: the run has {num_fragments}, the controller directs {lease.num_fragments}"
+    return f"{told}: {_remedy(num_fragments)}"
+
+
 def refused_fragments(directive: Directive, lease: AgentLease | None, *, num_fragments: int | None) -> str | None:
     """Why a sync is not for a run of so many fragments; None when it is, or nobody knows how many there are yet."""
     if num_fragments is None:
@@ -108,9 +116,17 @@ def refused_fragments(directive: Directive, lease: AgentLease | None, *, num_fra
     due = directive.fragments if directive.round is None else (place_of(directive.round, num_fragments).fragment,)
     if wanted == num_fragments and directive.fragments == due:
         return None
-    return (
+    told = (
         f"num_fragments: the run has {num_fragments}, the controller directs {directive.fragments} of {wanted} in round"
-        f" {directive.round}: start it with --num-fragments {num_fragments}"
+        f" {directive.round}"
+    )
+    return f"{told}: {_remedy(num_fragments)}"
+
+
+def _remedy(num_fragments: int) -> str:
+    return (
+        f"start the controller with --num-fragments {num_fragments} and another --journal, or begin a new run (another"
+        " --directory of the synchronizer) after the controller"
     )
 
 

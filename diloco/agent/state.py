@@ -60,6 +60,8 @@ class AgentState:
     restarts: int = 0
     paused: bool = False
     sync_in_flight: SyncCommand | None = None
+    """The newest that was begun, until the word of its end."""
+    syncs_begun: int = 0
     epoch: int = 0
     """Newest epoch heard of: what contributions are fenced with."""
     fatal: WadilocoError | None = None
@@ -100,6 +102,17 @@ class AgentState:
     def hear_epoch(self, epoch: int) -> None:
         self.epoch = max(self.epoch, epoch)
 
+    def begin_sync(self, command: SyncCommand) -> SyncCommand:
+        """The command with a serial of its own, in flight from now on."""
+        self.syncs_begun += 1
+        self.sync_in_flight = command.model_copy(update={"serial": self.syncs_begun})
+        return self.sync_in_flight
+
+    def end_sync(self, serial: int) -> None:
+        """The sync of that serial has ended; a newer one is still in flight."""
+        if self.sync_in_flight is not None and self.sync_in_flight.serial == serial:
+            self.sync_in_flight = None
+
     def fail_sync(self, command: SyncCommand, detail: str, *, now_s: float) -> SyncReport:
         """Report a sync that no worker can report, so that the controller need not wait for its deadline."""
         report = SyncReport(
@@ -114,11 +127,12 @@ class AgentState:
             autonomous=command.autonomous,
             detail=detail[:MAX_DETAIL],
         )
-        self.take_report(report)
+        self.take_report(report, serial=command.serial)
         return report
 
-    def take_report(self, report: SyncReport) -> None:
-        self.sync_in_flight = None
+    def take_report(self, report: SyncReport, *, serial: int) -> None:
+        """``serial`` is that of the command which it is the report of."""
+        self.end_sync(serial)
         self.reports.append(report)
         self.changed.set()
 

@@ -26,6 +26,7 @@ from diloco.protocol import (
     ProgressEvent,
     ReadyEvent,
     ResumeCommand,
+    SkippedEvent,
     SyncCommand,
     SyncedEvent,
     WorkerConfig,
@@ -68,7 +69,7 @@ class Supervisor:
 
     def start_sync(self, command: SyncCommand) -> None:
         """Pass a sync on, as soon as a worker has joined the run: the other islands of the round wait for it."""
-        self._state.sync_in_flight = command
+        command = self._state.begin_sync(command)
         if self._crew is not None and self._state.worker_ready:
             self._crew.send(command)
 
@@ -195,8 +196,10 @@ class Supervisor:
                 self._state.take_progress(event.progress)
                 self._metrics.take_steps(event.step_times_s, tokens=event.progress.tokens - before.tokens)
             case SyncedEvent():
-                self._state.take_report(event.report)
+                self._state.take_report(event.report, serial=event.serial)
                 self._note_sync(event.report)
+            case SkippedEvent():
+                self._state.end_sync(event.serial)
             case _:
                 pass
 

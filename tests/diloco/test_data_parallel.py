@@ -12,7 +12,7 @@ from diloco.gradient_average import bucket_bounds
 from diloco.inner import InnerConfig, adamw
 from diloco.sharded_optimizer import share_out
 from diloco.team import Team
-from diloco.workload import Part, Shard, Workload
+from diloco.workload import Part, Shard, Workload, batches_in_turn
 from tests.diloco.rank_process import CorpusText, Ranks, Trained, all_do, train
 
 NUM_STEPS = 30
@@ -94,6 +94,23 @@ def test_other_workloads_get_finer_shards_that_are_disjoint() -> None:
     assert set.union(*parts) == set(range(120))
     assert sum(map(len, parts)) == 120
     assert all(shard.slot < shard.num_shards for shard in seen)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("position", [0, 4])
+def test_batches_in_turn_are_the_slots_own_in_their_order_whatever_the_number_of_ranks(
+    num_ranks: int, position: int
+) -> None:
+    corpus = torch.randint(0, 256, (6000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+    workload, shard = CorpusText(corpus, batch_size=2), Shard(slot=1, num_shards=3, seed=4)
+    parts = [
+        batches_in_turn(workload, shard, Part(rank=rank, num_ranks=num_ranks), position=position)
+        for rank in range(num_ranks)
+    ]
+    own = workload.batches(shard, position=position * num_ranks)
+    for _ in range(6):
+        for part in parts:
+            assert torch.equal(next(part), next(own))
 
 
 def test_buckets_are_full_and_none_is_empty() -> None:

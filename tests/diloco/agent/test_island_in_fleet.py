@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import httpx
 import pytest
 
 from diloco.transport import SynchronizerClient
+from tests.ports import share_of
 
 pytestmark = pytest.mark.integration
 
@@ -55,6 +57,52 @@ def test_directed_rounds_are_applied_by_all_islands_and_the_loss_falls(
         assert "outcome=applied" in island.log()
         assert island.terminate() == 0
     controller.until(lambda: all(not island["alive"] for island in controller.get("/v1/islands").json()))
+
+
+def test_an_island_that_is_there_before_its_controller_begins_the_run_with_its_number_of_fragments(
+    serve: Serve, run_service: Run, run_island: Run, tmp_path: Path
+) -> None:
+    synchronizer = serve(tmp_path / "sync", quorum=1)
+    port = next(port for port in share_of(range(21300, 21400)) if is_free(port))
+    address = ("--controller", f"http://127.0.0.1:{port}", "--slot", "0", "--synchronizer", synchronizer)
+    island = run_island(*address, "--agent-id", "early")
+    island.until_logged("controller is away")
+    options = controller_options(tmp_path, synchronizer, "--num-fragments", "2", "--num-slots", "1", port=port)
+    controller = run_service("controller", *options)
+    assert island.until_status(lambda status: status.worker_ready).num_fragments == 2
+    controller.until(lambda: [r for r in rounds_of(controller) if r["closed"]][2:])
+    assert all(not r["slots_failed"] for r in rounds_of(controller) if r["closed"])
+
+
+def test_an_island_in_a_run_goes_on_at_once_and_names_the_remedy_when_the_controller_wants_other_fragments(
+    serve: Serve, run_service: Run, run_island: Run, tmp_path: Path
+) -> None:
+    synchronizer = serve(tmp_path / "sync", quorum=1)
+    first = run_island("--slot", "1", "--synchronizer", synchronizer)
+    first.until_status(lambda status: status.worker_ready)
+    first.terminate()
+    port = next(port for port in share_of(range(21300, 21400)) if is_free(port))
+    address = ("--controller", f"http://127.0.0.1:{port}", "--slot", "0", "--synchronizer", synchronizer)
+    island = run_island(*address, "--agent-id", "early")
+    assert island.until_status(lambda status: status.worker_ready).num_fragments == 1
+    assert "no controller yet, starting without it slot=0" in island.log()
+    options = controller_options(tmp_path, synchronizer, "--num-fragments", "2", "--num-slots", "1", port=port)
+    controller = run_service("controller", *options)
+    remedy = "start the controller with --num-fragments 1 and another --journal"
+    island.until(lambda: "no sync will be taken" in island.log())
+    assert remedy in island.log()
+    failed = controller.until(lambda: [r for r in rounds_of(controller) if r["slots_failed"]])
+    assert failed[0]["slots_failed"] == [0]
+    controller.until(lambda: remedy in controller.log())
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def test_islands_survive_the_controller_and_sync_by_themselves_at_max_h(

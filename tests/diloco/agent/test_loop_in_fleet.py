@@ -72,6 +72,12 @@ def controller_options(tmp_path: Path, synchronizer: str, *options: str) -> tupl
     )
 
 
+def stands_still(member: Background) -> bool:
+    before = member.island.num_steps
+    threading.Event().wait(0.5)
+    return member.island.num_steps == before
+
+
 @pytest.mark.parametrize("mode", ["synchronous", "per_island"])
 def test_loops_sync_when_the_controller_says_and_tell_it_how_far_they_are(
     serve: Serve, run_service: Run, tmp_path: Path, mode: str
@@ -118,15 +124,9 @@ def test_loops_wait_while_the_run_is_paused_and_go_on_alone_without_the_controll
     url = controller.url
     with running(url, "a") as (member,):
         httpx.post(f"{url}/v1/control", json={"action": "pause"}, timeout=10, trust_env=False).raise_for_status()
-
-        def stands_still() -> bool:
-            before = member.island.num_steps
-            threading.Event().wait(0.5)
-            return member.island.num_steps == before
-
-        wait_until(stands_still)
+        wait_until(lambda: stands_still(member))
         httpx.post(f"{url}/v1/control", json={"action": "resume"}, timeout=10, trust_env=False).raise_for_status()
-        wait_until(lambda: not stands_still())
+        wait_until(lambda: not stands_still(member))
         controller.kill()
         wait_until(lambda: any(report.autonomous for report in member.reports))
         assert member.error is None
@@ -141,6 +141,40 @@ def test_a_loop_whose_slot_is_taken_back_ends_with_the_reason(serve: Serve, run_
         wait_until(lambda: member.error is not None)
         assert isinstance(member.error, ConflictError)
         assert "slot: the controller has taken slot 0 back" in str(member.error)
+
+
+def order(url: str, **said: Any) -> None:
+    httpx.post(f"{url}/v1/control", json=said, timeout=10, trust_env=False).raise_for_status()
+
+
+@contextmanager
+def in_an_open_round(serve: Serve, run_service: Run, tmp_path: Path) -> Iterator[tuple[str, Background]]:
+    """A loop with an overlapped sync whose round waits for an island that does not come."""
+    url = serve(tmp_path / "sync", quorum=2)
+    options = ("--mode", "per_island", "--quorum", "2", "--sync-timeout-s", "600")
+    controller = run_service("controller", *controller_options(tmp_path, url, *options))
+    with running(controller.url, "a", "b") as (member, other):
+        # It is there, so that rounds are directed, and trains no further.
+        other._stop.set()
+        order(controller.url, action="sync_now")
+        wait_until(lambda: member.island._require_lead().syncs.overlapped is not None)
+        yield controller.url, member
+
+
+def test_a_pause_counts_while_a_sync_is_under_way(serve: Serve, run_service: Run, tmp_path: Path) -> None:
+    with in_an_open_round(serve, run_service, tmp_path) as (url, member):
+        wait_until(lambda: not stands_still(member))
+        order(url, action="pause")
+        wait_until(lambda: stands_still(member))
+        assert member.island._require_lead().syncs.overlapped is not None
+        assert member.reports == []
+        order(url, action="resume")
+        wait_until(lambda: not stands_still(member))
+        order(url, action="drain", slot=member.island.slot, when="now")
+        wait_until(lambda: member.error is not None)
+        assert isinstance(member.error, ConflictError)
+        # Nothing is waited for: the round is open for minutes.
+        assert member.island._require_lead().syncs.overlapped is None
 
 
 def test_a_controller_that_is_away_is_told_with_the_remedy() -> None:

@@ -17,6 +17,7 @@ from diloco.agent.rules import (
     refused_fragments,
     sync_command,
     times_of,
+    unlike_fragments,
 )
 from diloco.protocol import SyncCommand
 from diloco.schema import Phase, Progress, SyncTimes
@@ -158,7 +159,20 @@ def test_directives_for_other_fragments_than_the_run_has_are_refused(
     reason = refused_fragments(order, held, num_fragments=run)
     assert (reason is not None) is refused
     if reason is not None:
-        assert f"start it with --num-fragments {run}" in reason
+        assert f"start the controller with --num-fragments {run} and another --journal" in reason
+
+
+@pytest.mark.parametrize(
+    ("leased", "run", "told"), [(2, 1, True), (1, 2, True), (2, 2, False), (2, None, False), (None, 2, False)]
+)
+def test_a_lease_for_other_fragments_than_the_run_has_is_told_with_the_remedy(
+    leased: int | None, run: int | None, told: bool
+) -> None:
+    held = None if leased is None else lease().model_copy(update={"num_fragments": leased})
+    reason = unlike_fragments(held, num_fragments=run)
+    assert (reason is not None) is told
+    if reason is not None:
+        assert f"start the controller with --num-fragments {run} and another --journal" in reason
 
 
 def test_ranks_share_out_cores_and_threads() -> None:
