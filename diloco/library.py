@@ -24,7 +24,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -44,10 +43,10 @@ from diloco.resume import (
     random_state,
     restore_random_state,
 )
+from diloco.same_run import check_cut, check_model
 from diloco.schema import CodecName, FragmentState, Phase, Progress, SyncOutcome, SyncReport
+from diloco.shards import Shards, connect
 from diloco.streaming import StreamingExchange, StreamingIsland
-from diloco.transport import SynchronizerClient, check_cut, check_model
-from service.client import client_options
 from service.errors import ConflictError, InputError
 
 logger = logging.getLogger(__name__)
@@ -92,7 +91,8 @@ class Island:
             module: its parameters with requires_grad travel, as float32; all else stays on the island.
             optimizer: any; only `state_dict` looks at it. It goes on with its own state over a sync.
             data: anything that has ``state_dict`` and ``load_state_dict``; only `state_dict` looks at it.
-            synchronizer: URL of the synchronizer; a controller says it otherwise.
+            synchronizer: URL of the synchronizer, or of all that share the run's fragments, in the order of their
+                ``--shard`` and with commas; a controller says it otherwise.
             controller: URL of a controller that says when to sync (several with commas). Without one ``synchronizer``,
                 ``slot`` and ``sync_every`` are needed.
             slot: place in the run, another one for each island; a controller gives a free one otherwise.
@@ -139,11 +139,10 @@ class Island:
         deadline_s = time.time() + options.timeout_s
         self._directed = self._register(deadline_s) if options.controller is not None else None
         try:
-            self.slot, url = self._place()
-            self._client = SynchronizerClient(
-                httpx.Client(**client_options(options, url, timeout_s=min(REQUEST_TIMEOUT_S, options.timeout_s)))
-            )
-            exchange = StreamingExchange(self._member, self._client, slot=self.slot)
+            self.slot, urls = self._place()
+            timeout_s = min(REQUEST_TIMEOUT_S, options.timeout_s)
+            self._shards = connect(options, urls, timeout_s=timeout_s)
+            exchange = StreamingExchange(self._member, self._shards, slot=self.slot)
             self._syncs = LoopSyncs(self._member, exchange, overlap_steps=options.overlap_steps)
             self._join(deadline_s)
         except BaseException:
@@ -310,7 +309,7 @@ class Island:
         return Directed(settings, num_parameters=count_parameters(self._member.module), deadline_s=deadline_s)
 
     def _place(self) -> tuple[int, str]:
-        """Slot, and URL of the synchronizer."""
+        """Slot, and URL of the synchronizer, or of several with commas."""
         if self._directed is not None:
             return self._directed.assignment.slot, self._directed.assignment.synchronizer_url
         assert self._options.slot is not None
@@ -379,13 +378,14 @@ class Island:
             last_sync_at_s=None if last is None or last.outcome is SyncOutcome.FAILED else last.finished_s,
         )
 
-    def _ask_run(self) -> tuple[FragmentState, ...]:
-        """All fragments of it; none where the synchronizer has no run."""
-        state = self._client.state(deadline_s=time.time() + self._options.timeout_s, slot=self.slot)
-        if state.initialized:
-            check_model(state, self._member.manifest)
-            check_cut(state, self._member.manifests)
-        return state.fragments
+    def _ask_run(self) -> list[FragmentState | None]:
+        """All fragments of it; None where the synchronizer of one has no run."""
+        look = self._shards.look_at_all(deadline_s=time.time() + self._options.timeout_s, slot=self.slot)
+        for state in look.states.values():
+            if state.initialized:
+                check_model(state, self._member.manifest)
+                check_cut(state, self._member.manifests)
+        return [look.fragments.get(number) for number in range(self.num_fragments)]
 
     def _require_open(self) -> None:
         if self._closed:
@@ -394,9 +394,9 @@ class Island:
     def _leave(self) -> None:
         """Out of the run, without waiting for anything but a short farewell."""
         self._closed = True
-        client: SynchronizerClient | None = getattr(self, "_client", None)
-        if client is not None:
-            client.close()
+        shards: Shards | None = getattr(self, "_shards", None)
+        if shards is not None:
+            shards.close()
         if self._directed is not None:
             self._directed.close()
 
