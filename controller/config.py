@@ -14,7 +14,8 @@ from controller.policy_words import check_shadows, in_options, parse_policy
 from controller.schema import MAX_BUDGET_S, MAX_BUDGET_SYNCS, BudgetSpec, Mode, PolicySpec
 from diloco.schema import MAX_FRAGMENTS, SyncTimes
 from service.errors import InputError
-from service.settings import CommaSeparated, ServiceSettings, Url
+from service.peers import split_urls
+from service.settings import CommaSeparated, ServiceSettings, Url, Urls
 
 # Ten heartbeats per lease: one lost packet or one busy second says nothing, ten in a row do.
 HEARTBEATS_PER_LEASE = 10
@@ -93,8 +94,9 @@ class ControllerSettings(ServiceSettings):
     """Silence, towards a PostgreSQL journal, after which the leading controller has lost its lead to another."""
     advertise_url: Url | None = None
     """URL of this controller, told by a standby to those who look for the leader."""
-    synchronizer_url: Url | None = None
-    """Where islands find the synchronizer; told to them when they register."""
+    synchronizer_url: Urls | None = None
+    """Where islands find the synchronizer, or all that share the run's fragments, in the order of their --shard and
+    with commas between them; told to islands when they register."""
     seed: int = Field(default=0, ge=0)
     """Seed of what policies draw."""
 
@@ -159,6 +161,12 @@ class ControllerSettings(ServiceSettings):
 
     @model_validator(mode="after")
     def _check_agreement(self) -> Self:
+        num_synchronizers = len(split_urls(self.synchronizer_url or ""))
+        if self.num_fragments < num_synchronizers:
+            raise ValueError(
+                f"num_fragments {self.num_fragments} is below the {num_synchronizers} synchronizers, of which each"
+                " holds fragments of its own: raise it, or give fewer"
+            )
         if self.min_h > self.max_h:
             raise ValueError(f"min_h {self.min_h} is over max_h {self.max_h}: lower min_h or raise max_h")
         if self.stale_after_s <= self.tick_s:

@@ -26,9 +26,10 @@ from diloco.errors import AnotherRunError, NotInitializedError, RoundClosedError
 from diloco.incoming import Held
 from diloco.island import Capture, Contribution, Island
 from diloco.protocol import SyncCommand
+from diloco.same_run import check_model
 from diloco.schema import FragmentState, InitReply, Manifest, OuterState, SyncOutcome, SyncReport
 from diloco.syncs import Pending, Syncs, Tally
-from diloco.transport import SynchronizerClient, check_model
+from diloco.transport import SynchronizerClient
 from service.errors import UnavailableError, WadilocoError
 
 logger = logging.getLogger(__name__)
@@ -67,6 +68,11 @@ class Exchange(Syncs):
     def version(self) -> int:
         """Of the global parameters that the island last adopted."""
         return self._island.version
+
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether a push ended without one, so that there is something to `settle`."""
+        return self._offered is not None
 
     def join(self, *, deadline_s: float) -> None:
         """Become part of the run: offer the initial parameters, or start from the global ones if there are any.
@@ -107,6 +113,8 @@ class Exchange(Syncs):
     def await_end(self, pending: Pending) -> Pulled:
         version = self._client.wait_version(pending.after_version, deadline_s=pending.command.deadline_s)
         if version is None:
+            if self._client.problem is not None:
+                raise UnavailableError(self._client.problem, field="synchronizer")
             raise TimeoutError
         return self._pull(version, pending.command, pending.tally)
 
@@ -193,7 +201,7 @@ class Exchange(Syncs):
         self._at_boundary(lambda: island.go_over(island.incoming, pulled.version, run=run))
 
     def _mine(self, state: OuterState) -> FragmentState:
-        return state.fragments[self._fragment]
+        return next(one for one in state.fragments if one.fragment == self._fragment)
 
     def _push_own(self, captured: Capture, command: SyncCommand, tally: Tally) -> SyncOutcome | Pending:
         """Contribute the local parameters as they were captured."""

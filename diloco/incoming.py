@@ -5,6 +5,7 @@ they come, and whether they are what they have to be at the end.
 from __future__ import annotations
 
 import hashlib
+import threading
 from dataclasses import dataclass, field
 
 import httpx
@@ -42,10 +43,14 @@ class Incoming:
     """What the slot that asked contributed last of all that is in it; None where nobody says."""
     _digest: str | None = None
     _hash: Hash = field(default_factory=hashlib.sha256)
-    """Of the parameters so far."""
+    """Of the parameters so far: of the first `_num_hashed` bytes."""
+    _num_hashed: int = 0
+    _ahead: dict[int, int] = field(default_factory=dict)
+    """First byte and end of the chunks that came before those in front of them."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, data: bytes, headers: httpx.Headers, *, start: int) -> None:
-        """Take the chunk that begins at ``start``."""
+        """Take the chunk that begins at ``start``; several threads may, in any order."""
         part = parse_content_range(headers.get("Content-Range"), length=len(data))
         if (part.start, part.total) != (start, len(self.buffer)) or not data:
             raise InputError(
@@ -58,9 +63,12 @@ class Incoming:
             # Deltas are checked chunk by chunk: what they lead to does not tell a bad copy from a bad base.
             if self.codecs or content_digest is not None:
                 verify_digest(data, content_digest)
-            if not self.codecs:
-                self._hash.update(data)
         self.buffer[start : part.stop] = data
+        with STAGES.of(Stage.DIGEST), self._lock:
+            self._ahead[start] = part.stop
+            while not self.codecs and (stop := self._ahead.pop(self._num_hashed, None)) is not None:
+                self._hash.update(self.buffer[self._num_hashed : stop])
+                self._num_hashed = stop
         self._digest = headers.get(RESULT_HEADER if self.codecs else "Repr-Digest")
         self.run = headers.get(RUN_HEADER)
         self.applied = parse_applied(headers.get(APPLIED_HEADER))

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
 import torch
 from torch import Tensor, nn
 
@@ -25,10 +24,10 @@ from diloco.model import count_parameters
 from diloco.options import IslandOptions
 from diloco.protocol import SyncCommand
 from diloco.resume import island_state
+from diloco.same_run import check_cut, check_model
 from diloco.schema import FragmentState, Progress, SyncReport
+from diloco.shards import Shards, connect
 from diloco.streaming import StreamingExchange, StreamingIsland
-from diloco.transport import SynchronizerClient, check_cut, check_model
-from service.client import client_options
 from service.errors import ConflictError
 
 logger = logging.getLogger(__name__)
@@ -61,17 +60,15 @@ class Lead:
         self._counts = counts
         self.member = StreamingIsland(module, codec_named(options.codec))
         self.last_sync: SyncReport | None = None
-        self._client: SynchronizerClient | None = None
+        self._shards: Shards | None = None
         self._command: SyncCommand | None = None
         """The sync that comes at this step boundary."""
         deadline_s = time.time() + options.timeout_s
         self._directed = self._register(deadline_s) if options.controller is not None else None
         try:
-            self.slot, url = self._place()
-            self._client = SynchronizerClient(
-                httpx.Client(**client_options(options, url, timeout_s=min(REQUEST_TIMEOUT_S, options.timeout_s)))
-            )
-            exchange = StreamingExchange(self.member, self._client, slot=self.slot)
+            self.slot, urls = self._place()
+            self._shards = connect(options, urls, timeout_s=min(REQUEST_TIMEOUT_S, options.timeout_s))
+            exchange = StreamingExchange(self.member, self._shards, slot=self.slot)
             self.syncs = LoopSyncs(self.member, exchange, overlap_steps=options.overlap_steps)
             self._join(deadline_s)
         except BaseException:
@@ -124,8 +121,8 @@ class Lead:
         try:
             self._directed.heed(sync.end, lambda: sync.is_due(self._counts.num_steps), hold)
         except ConflictError:
-            assert self._client is not None, "it has joined"
-            self._client.cancel()
+            assert self._shards is not None, "it has joined"
+            self._shards.cancel()
             self.syncs.abandon()
             raise
 
@@ -189,8 +186,8 @@ class Lead:
 
     def leave(self) -> None:
         """Out of the run, without waiting for anything but a short farewell."""
-        if self._client is not None:
-            self._client.close()
+        if self._shards is not None:
+            self._shards.close()
         if self._directed is not None:
             self._directed.close()
 
@@ -199,7 +196,7 @@ class Lead:
         return Directed(settings, num_parameters=count_parameters(self.member.module), deadline_s=deadline_s)
 
     def _place(self) -> tuple[int, str]:
-        """Slot, and URL of the synchronizer."""
+        """Slot, and URL of the synchronizer, or of several with commas."""
         if self._directed is not None:
             return self._directed.assignment.slot, self._directed.assignment.synchronizer_url
         assert self._options.slot is not None
@@ -243,11 +240,12 @@ class Lead:
             self.member, num_steps=counts.num_steps, num_tokens=counts.num_tokens, loss=counts.loss, last=self.last_sync
         )
 
-    def _ask_run(self, deadline_s: float) -> tuple[FragmentState, ...]:
-        """All fragments of it; none where the synchronizer has no run."""
-        assert self._client is not None, "it has joined"
-        state = self._client.state(deadline_s=deadline_s, slot=self.slot)
-        if state.initialized:
-            check_model(state, self.member.manifest)
-            check_cut(state, self.member.manifests)
-        return state.fragments
+    def _ask_run(self, deadline_s: float) -> list[FragmentState | None]:
+        """All fragments of it; None where the synchronizer of one has no run."""
+        assert self._shards is not None, "it has joined"
+        look = self._shards.look_at_all(deadline_s=deadline_s, slot=self.slot)
+        for state in look.states.values():
+            if state.initialized:
+                check_model(state, self.member.manifest)
+                check_cut(state, self.member.manifests)
+        return [look.fragments.get(number) for number in range(self.member.num_fragments)]

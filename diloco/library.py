@@ -75,7 +75,8 @@ class Island:
                 DistributedDataParallel is looked through.
             optimizer: any; only `state_dict` looks at it. It goes on with its own state over a sync.
             data: anything that has ``state_dict`` and ``load_state_dict``; only `state_dict` looks at it.
-            synchronizer: URL of the synchronizer; a controller says it otherwise.
+            synchronizer: URL of the synchronizer, or of all that share the run's fragments, in the order of their
+                ``--shard`` and with commas; a controller says it otherwise.
             controller: URL of a controller that says when to sync (several with commas). Without one ``synchronizer``,
                 ``slot`` and ``sync_every`` are needed.
             slot: place in the run, another one for each island; a controller gives a free one otherwise.

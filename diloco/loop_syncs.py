@@ -114,7 +114,7 @@ class LoopSyncs:
         return report.model_copy(update={"started_s": sync.started_s, "finished_s": finished_s, "blocked_s": blocked_s})
 
     def restore(
-        self, states: Sequence[dict[str, Any]], run: Sequence[FragmentState], *, slot: int, deadline_s: float
+        self, states: Sequence[dict[str, Any]], run: Sequence[FragmentState | None], *, slot: int, deadline_s: float
     ) -> list[bool]:
         """Let each fragment go on from what `island_state` returned of it, or else from what is global now.
 
@@ -125,9 +125,8 @@ class LoopSyncs:
             UnavailableError: the synchronizer does not answer until the deadline.
         """
         exact = []
-        told: Sequence[FragmentState | None] = run or [None] * len(states)
         for exchange, island, state, now in zip(
-            self._exchange.exchanges, self._island.fragments, states, told, strict=True
+            self._exchange.exchanges, self._island.fragments, states, run, strict=True
         ):
             exact.append(continues(state, now, slot=slot))
             if now is None or exact[-1]:

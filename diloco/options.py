@@ -12,7 +12,8 @@ from diloco.agent.config import IslandSettings, default_node
 from diloco.fragment import trainable
 from diloco.schema import DEFAULT_SYNC_TIMEOUT_S, MAX_FRAGMENTS, CodecName, Slot
 from service.errors import ConfigError, InputError
-from service.settings import PeerSettings, Url, Urls
+from service.peers import split_urls
+from service.settings import PeerSettings, Urls
 from sidecar.schema import Name
 
 MAX_SHARDS = 1 << 16
@@ -33,7 +34,7 @@ class IslandOptions(PeerSettings):
 
     service: ClassVar[str] = "island"
 
-    synchronizer: Url | None = None
+    synchronizer: Urls | None = None
     controller: Urls | None = None
     slot: Slot | None = None
     sync_every: int | None = Field(default=None, ge=1)
@@ -46,6 +47,12 @@ class IslandOptions(PeerSettings):
 
     @model_validator(mode="after")
     def _check_who_decides(self) -> Self:
+        num_synchronizers = len(split_urls(self.synchronizer or ""))
+        if self.fragments is not None and self.fragments < num_synchronizers:
+            raise ValueError(
+                f"fragments {self.fragments} is below the {num_synchronizers} synchronizers, of which each holds"
+                " fragments of its own: raise it, or give fewer"
+            )
         if self.controller is not None:
             if self.sync_every is not None or self.overlap_steps:
                 raise ValueError("the controller says when to sync and how: leave out sync_every and overlap_steps")

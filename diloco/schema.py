@@ -9,7 +9,8 @@ Chunks carry a ``Content-Digest`` of their own but where the other side says ``W
 synchronizer in its answers to an upload, of all chunks but the first; an island when it pulls whole parameters.
 Uploads continue at ``received_bytes`` of the last answer, which may lie before or behind the chunk just sent.
 
-| ``PUT /v1/fragments/0`` | initial offer of the parameters of all fragments, see `InitReply` |
+| ``PUT /v1/fragments/0`` | initial offer of the parameters of all fragments, see `InitReply`; to shard k, at its own
+first fragment k, of those that live there |
 | ``PUT /v1/rounds/{round}/fragments/{f}/contributions/{slot}?epoch=&tokens=&codec=`` | see `ChunkReply` |
 | ``HEAD /v1/fragments/{f}?after_version=&wait_s=`` | long poll: 200 and `VERSION_HEADER`, or 204 |
 | ``GET /v1/fragments/{f}?version=&base_version=&slot=`` with ``Range`` | bytes of the global parameters |
@@ -264,6 +265,9 @@ class ChunkReply(Wire):
     """Answer to one chunk of a contribution."""
 
     received_bytes: Count
+    """From the first byte on, without a gap."""
+    ahead: tuple[Count, ...] = ()
+    """Where the chunks begin that are here ahead of their turn: senders may work side by side (`diloco.spread`)."""
     complete: bool
     """True once the whole contribution is verified and on disk."""
     version: Count
@@ -325,6 +329,17 @@ class FragmentState(Wire):
     """What the slot that asked contributed last of all that is in this version; None also where nobody asked."""
 
 
+class ShardState(Wire):
+    """What one of several synchronizers of a run says of its place among them; see `diloco.sharding`."""
+
+    index: Count
+    num_shards: int = Field(ge=2, le=MAX_FRAGMENTS)
+    num_fragments: int | None = None
+    """Of the whole run; None before it has begun here."""
+    origin: str | None = None
+    """What the run began from, hex: the same on all of its synchronizers; None before it has begun here."""
+
+
 class OuterState(Wire):
     """``GET /v1/state``."""
 
@@ -343,7 +358,9 @@ class OuterState(Wire):
     manifest: Manifest | None
     """Of the whole model."""
     fragments: tuple[FragmentState, ...]
-    """In order; none before the run has begun."""
+    """In order; none before the run has begun. Of a shard, those that live there, by their numbers in the run."""
+    shard: ShardState | None = None
+    """None where one synchronizer has all fragments."""
 
 
 class AgentStatus(Wire):

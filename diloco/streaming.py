@@ -5,12 +5,16 @@ moves one of them. With one fragment it is the island of plain DiLoCo.
 Which one a sync moves follows from the number of its round, or where nobody directs from the versions of all fragments
 (`diloco.turns`). A sync begins with a look at all of them: what this island missed of the others it adopts first, so
 that an island that was away is one sync behind at most, whatever the number of fragments.
+
+Several synchronizers may share the fragments (`diloco.shards`). While one is away its fragments do not sync; a sync
+that would have been theirs is that of the fragment which is furthest behind of the others, on all islands alike.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +24,20 @@ from diloco.boundary import Boundary
 from diloco.codec import CODECS, Codec
 from diloco.errors import ManifestError
 from diloco.exchange import Exchange
-from diloco.fragment import manifest_of
+from diloco.fragment import manifest_of, wire_bytes
 from diloco.island import Capture, Island
 from diloco.partition import cut, joined
 from diloco.protocol import SyncCommand
+from diloco.same_run import check_cut, check_model, check_origin
 from diloco.schema import InitReply, Manifest, OuterState, SyncOutcome, SyncReport
+from diloco.sharding import check_shards, origin_of
+from diloco.shards import Look, Shards
 from diloco.syncs import Pending, Syncs, Tally
-from diloco.transport import SynchronizerClient, check_cut, check_model
-from diloco.turns import next_round, place_of
+from diloco.transport import SynchronizerClient
+from diloco.turns import next_round, next_round_among, place_of
+
+LOOK_S = 1.0
+"""Least time for a look at what others may have begun meanwhile."""
 
 
 class StreamingIsland:
@@ -104,12 +114,14 @@ class StreamingIsland:
 
 
 class StreamingExchange(Syncs):
-    """Runs the syncs of such an island against one synchronizer. Rounds are those of the run."""
+    """Runs the syncs of such an island against the synchronizers of its run. Rounds are those of the run."""
 
-    def __init__(self, island: StreamingIsland, client: SynchronizerClient, *, slot: int) -> None:
+    def __init__(self, island: StreamingIsland, client: SynchronizerClient | Shards, *, slot: int) -> None:
         self._island = island
-        self._client = client
+        self._shards = client if isinstance(client, Shards) else Shards((client,))
         self._slot = slot
+        self._origin = ""
+        """What the run began from, where several synchronizers have to agree on it."""
         self._exchanges = self._open()
 
     def join(self, *, deadline_s: float, num_fragments: int | None = None) -> None:
@@ -118,26 +130,54 @@ class StreamingExchange(Syncs):
         ``num_fragments`` is what somebody decided; None leaves it to the run that there is, and a new one has one.
 
         Raises:
-            ManifestError: the run trains another model, or cuts it in another way.
-            UnavailableError: no synchronizer until the deadline.
+            ManifestError: the run trains another model, or cuts it in another way, or its synchronizers disagree.
+            InputError: there are fewer fragments than synchronizers, or these are not the run's.
+            UnavailableError: not all synchronizers until the deadline.
         """
-        while not (state := self._client.state(deadline_s=deadline_s)).initialized:
-            self._cut(num_fragments or 1)
-            try:
-                reply = self._offer(deadline_s)
-                if reply.accepted:
-                    for exchange in self._exchanges:
-                        exchange.begun(reply)
-                    return
-            except ManifestError:
-                # Another island began the run meanwhile: what differs, the state says.
-                if not self._client.state(deadline_s=deadline_s).initialized:
-                    raise
-        check_model(state, self._island.manifest)
-        self._cut(num_fragments or len(state.fragments))
-        self._check(state)
-        for exchange, fragment in zip(self._exchanges, state.fragments, strict=True):
-            exchange.start_from(fragment.version, deadline_s=deadline_s)
+        while not (look := self._shards.look_at_all(deadline_s=max(deadline_s, time.time() + LOOK_S))).all_begun:
+            self._cut(num_fragments or look.num_fragments or 1)
+            check_shards(self._island.num_fragments, self._shards.count)
+            if self._begin(look, deadline_s):
+                return
+        for state in look.states.values():
+            check_model(state, self._island.manifest)
+        self._cut(num_fragments or look.num_fragments or 1)
+        for state in look.states.values():
+            check_cut(state, self._island.manifests)
+        self._origin = next(iter(look.origins), "")
+        for number, fragment in sorted(look.fragments.items()):
+            self._exchanges[number].start_from(fragment.version, deadline_s=deadline_s)
+
+    def _begin(self, look: Look, deadline_s: float) -> bool:
+        """Begin the run with the island's own parameters, wherever it has not; whether all of it did begin with them.
+
+        Where it has begun on some synchronizers only, then with these parameters: whoever began it may be gone.
+        """
+        own = self._own_origin()
+        if look.origins - {own} or any(fragment.version for fragment in look.fragments.values()):
+            self._shards.await_others(look, deadline_s=deadline_s)
+            return False
+        self._origin = own
+        try:
+            for index, state in look.states.items():
+                if state.initialized:
+                    continue
+                reply = self._offer(index, deadline_s)
+                if not reply.accepted:
+                    return False
+                for exchange in self._exchanges[index :: self._shards.count]:
+                    exchange.begun(reply)
+        except ManifestError:
+            # Another island began the run meanwhile: what differs, the state says.
+            if not any(state.initialized for state in self._shards.look_at_all(deadline_s=deadline_s).states.values()):
+                raise
+            return False
+        return not look.origins
+
+    def _own_origin(self) -> str:
+        if self._shards.count == 1:
+            return ""
+        return origin_of(self._island.manifest, self._island.num_fragments, *map(wire_bytes, self._flats))
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -187,45 +227,63 @@ class StreamingExchange(Syncs):
 
     def _take_turn(self, command: SyncCommand, tally: Tally) -> SyncCommand:
         """Catch up on all fragments but the one whose turn it is; the command as that one counts."""
-        for exchange in self._exchanges:
-            exchange.settle(command)
-        state = self._ask_state(command)
-        turn = next_round(fragment.version for fragment in state.fragments)
+        look = self._look(command)
+        turn = next_round_among({f: one.version for f, one in look.fragments.items()}, self._island.num_fragments)
         # A round that is ahead of a synchronizer that lost its state means whatever is next there.
         number = turn if command.round is None else min(command.round, turn)
         place = place_of(number, self._island.num_fragments)
+        if look.of(place.fragment) is None:
+            place = place_of(turn, self._island.num_fragments)
+        tally.note = "; ".join(look.problems.values())
         for index, exchange in enumerate(self._exchanges):
-            if index != place.fragment:
+            state = look.of(index)
+            if index != place.fragment and state is not None:
                 exchange.follow(state, command, tally)
         self._aim(tally, place.fragment)
         return command.model_copy(update={"round": place.version})
+
+    def _look(self, command: SyncCommand) -> Look:
+        """At the synchronizers, after what became of contributions without an answer is known."""
+        if any(exchange.awaits_answer for exchange in self._exchanges):
+            reached = self._reach(command)
+            for index, exchange in enumerate(self._exchanges):
+                if reached.of(index) is not None:
+                    exchange.settle(command)
+        return self._reach(command)
+
+    def _reach(self, command: SyncCommand) -> Look:
+        """A look at those that answer. Where one lost its disk, what the islands share is the best there is."""
+        needed = self._turn_of(command)
+        look = self._shards.look(deadline_s=command.deadline_s, needed=needed)
+        lost = [index for index, state in look.states.items() if not state.initialized]
+        for index in lost:
+            self._offer(index, command.deadline_s)
+        if lost:
+            look = self._shards.look(deadline_s=command.deadline_s, needed=needed)
+        if look.all_begun and look.origins:
+            # One run on all of them: also where it is not the one that this island began with.
+            self._origin = next(iter(look.origins))
+        for index, state in look.states.items():
+            self._check(index, state)
+        return look
 
     def _aim(self, tally: Tally, fragment: int) -> None:
         tally.fragment = fragment
         tally.round = self._exchanges[fragment].version
 
-    def _ask_state(self, command: SyncCommand) -> OuterState:
-        state = self._client.state(deadline_s=command.deadline_s)
-        if not state.initialized:
-            self._begin_run(command.deadline_s)
-            state = self._client.state(deadline_s=command.deadline_s)
-        self._check(state)
-        return state
-
-    def _check(self, state: OuterState) -> None:
+    def _check(self, index: int, state: OuterState) -> None:
+        """See that this synchronizer still holds the run."""
         check_cut(state, self._island.manifests)
+        check_origin(state, self._origin, url=self._shards.url(index))
 
-    def _begin_run(self, deadline_s: float) -> InitReply:
-        """The synchronizer lost its disk: offer what the islands share."""
-        island = self._island
-        return self._client.init(
-            island.manifest, island.global_flat, deadline_s=deadline_s, num_fragments=island.num_fragments
-        )
+    @property
+    def _flats(self) -> list[Tensor]:
+        return [fragment.global_flat for fragment in self._island.fragments]
 
-    def _offer(self, deadline_s: float) -> InitReply:
-        island = self._island
-        return self._client.offer(
-            island.manifest, island.global_flat, deadline_s=deadline_s, num_fragments=island.num_fragments
+    def _offer(self, index: int, deadline_s: float) -> InitReply:
+        """Offer a synchronizer what lives there of the global parameters."""
+        return self._shards.offer(
+            index, self._island.manifests, self._flats, deadline_s=deadline_s, origin=self._origin
         )
 
     def _cut(self, num_fragments: int) -> None:
@@ -237,11 +295,11 @@ class StreamingExchange(Syncs):
         return tuple(
             Exchange(
                 fragment,
-                self._client.of(index),
+                self._shards.of(index),
                 slot=self._slot,
                 fragment=index,
-                begin_run=self._begin_run,
-                check=self._check,
+                begin_run=partial(self._offer, index % self._shards.count),
+                check=partial(self._check, index % self._shards.count),
                 whole=lambda: self._island.manifest,
             )
             for index, fragment in enumerate(self._island.fragments)

@@ -38,6 +38,8 @@ class Tally:
     staleness: int = 0
     staleness_weight: float | None = None
     detail: str = ""
+    note: str = ""
+    """What else is to be told, however it ends."""
 
     def stands_for(self, contribution: Contribution) -> None:
         self.round = contribution.round
@@ -155,5 +157,5 @@ class Syncs(ABC):
             autonomous=command.autonomous,
             staleness=tally.staleness,
             staleness_weight=tally.staleness_weight,
-            detail=detail[:MAX_DETAIL],
+            detail="; ".join(filter(None, (detail, tally.note)))[:MAX_DETAIL],
         )

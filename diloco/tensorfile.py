@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
+from diloco.partition import cut, joined
 from diloco.schema import MAX_FRAGMENTS, Manifest, TensorSpec
+from diloco.sharding import SynchronizerShard, check_shards
 from service.errors import InputError
 
 MANIFEST_KEY = "manifest"
 FRAGMENTS_KEY = "num_fragments"
+SHARD_KEY = "shard"
+ORIGIN_KEY = "origin"
 SEAL_KEY = "metadata_sha256"
 METADATA_KEY = "__metadata__"
 FP32_BYTES = 4
@@ -73,10 +78,30 @@ def layout(specs: Iterable[TensorSpec], *, prefix: str = "") -> list[tuple[str, 
     return [(prefix + spec.name, spec.shape) for spec in specs]
 
 
-def offer_header(manifest: Manifest, *, num_fragments: int = 1) -> bytes:
-    """What precedes the flat parameters of the whole model in an offer (``PUT /v1/fragments/0``)."""
-    fragments = {FRAGMENTS_KEY: str(num_fragments)} if num_fragments > 1 else {}
-    return header_bytes(layout(manifest.tensors), {MANIFEST_KEY: manifest.model_dump_json(), **fragments})
+class OfferedShard(NamedTuple):
+    """Which part of a run an offer is for, where several synchronizers share it."""
+
+    shard: SynchronizerShard
+    origin: str
+    """See `diloco.sharding.origin_of`."""
+
+
+def offer_header(manifest: Manifest, *, num_fragments: int = 1, part: OfferedShard | None = None) -> bytes:
+    """What precedes the flat parameters in an offer (``PUT /v1/fragments/0``).
+
+    ``manifest`` is that of the whole model; what follows are the parameters of all of it, or of the ``part``'s
+    fragments, one after another.
+    """
+    more = {FRAGMENTS_KEY: str(num_fragments)} if num_fragments > 1 else {}
+    if part is not None:
+        more |= {SHARD_KEY: str(part.shard), ORIGIN_KEY: part.origin}
+    offered = manifest if part is None else joined(owned_by(part.shard, cut(manifest, num_fragments)))
+    return header_bytes(layout(offered.tensors), {MANIFEST_KEY: manifest.model_dump_json(), **more})
+
+
+def owned_by(shard: SynchronizerShard | None, fragments: Sequence[Manifest]) -> tuple[Manifest, ...]:
+    """Those of a run's fragments that live on the shard; on None all do."""
+    return tuple(one for index, one in enumerate(fragments) if shard is None or shard.owns(index))
 
 
 class Header(NamedTuple):
@@ -116,8 +141,22 @@ class Offer(NamedTuple):
     """What the header of an offer says."""
 
     manifest: Manifest
+    """Of the whole model."""
     data_offset: int
     num_fragments: int
+    part: OfferedShard | None = None
+
+    @property
+    def offered(self) -> Manifest:
+        """Of the parameters that it holds.
+
+        Raises:
+            InputError: the model has fewer tensors than fragments, or there are fewer fragments than synchronizers.
+        """
+        if self.part is None:
+            return self.manifest
+        check_shards(self.num_fragments, self.part.shard.count)
+        return joined(owned_by(self.part.shard, cut(self.manifest, self.num_fragments)))
 
 
 def parse_offer(data: bytes) -> Offer:
@@ -132,15 +171,30 @@ def parse_offer(data: bytes) -> Offer:
     except ValidationError as exc:
         raise InputError(f"metadata holds no manifest: {exc.errors()[0]['msg']}", field="manifest") from exc
     check_manifest(manifest)
-    if header.tensors != entries(layout(manifest.tensors)):
+    num_fragments = _parse_fragments(header.metadata.get(FRAGMENTS_KEY, "1"))
+    offer = Offer(manifest, header.data_offset, num_fragments, _parse_part(header.metadata))
+    if header.tensors != entries(layout(offer.offered.tensors)):
         raise InputError("tensors are not those of the manifest in wire order, as fp32", field="manifest")
-    return Offer(manifest, header.data_offset, _parse_fragments(header.metadata.get(FRAGMENTS_KEY, "1")))
+    return offer
 
 
 def _parse_fragments(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= MAX_FRAGMENTS):
         raise InputError(f"{text[:20]!r} is no number from 1 to {MAX_FRAGMENTS}", field=FRAGMENTS_KEY)
     return int(text)
+
+
+def _parse_part(metadata: Mapping[str, str]) -> OfferedShard | None:
+    if SHARD_KEY not in metadata:
+        return None
+    try:
+        shard = SynchronizerShard.parse(metadata[SHARD_KEY])
+    except ValueError as exc:
+        raise InputError(f"is {metadata[SHARD_KEY][:20]!r}: {exc}", field=SHARD_KEY) from exc
+    origin = metadata.get(ORIGIN_KEY, "")
+    if not re.fullmatch("[0-9a-f]{64}", origin):
+        raise InputError("is no sha-256 in hex", field=ORIGIN_KEY)
+    return OfferedShard(shard, origin)
 
 
 def check_manifest(manifest: Manifest) -> None:

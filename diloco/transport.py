@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import copy
 import logging
-import random
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import ceil
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
-from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
+from diloco.answers import parse_answer, raise_refusal, version_of
 from diloco.applied import Pulled
+from diloco.attempts import Backoff, bounded
 from diloco.codec import new_bytes
 from diloco.delta import chain_bytes, parse_chain
 from diloco.digest import (
@@ -32,52 +33,35 @@ from diloco.digest import (
     sha256,
     sha256_of_start,
 )
-from diloco.errors import (
-    AnotherRunError,
-    FencedError,
-    ManifestError,
-    NotInitializedError,
-    RoundClosedError,
-    StateMismatchError,
-    VersionError,
-    VersionGoneError,
-)
-from diloco.fragment import first_difference, wire_bytes
+from diloco.errors import StateMismatchError, VersionGoneError
+from diloco.fragment import wire_bytes
+from diloco.helpers import Helper, Helpers
 from diloco.incoming import Held, Incoming
 from diloco.lull import Lulls, longest_wait_s
-from diloco.partition import check_fragments, cut
+from diloco.partition import cut
+from diloco.same_run import check_cut, check_model, check_place
 from diloco.schema import (
     CHUNK_BYTES,
     CODECS_HEADER,
-    VERSION_HEADER,
     ChunkReply,
     CodecName,
     InitReply,
     Manifest,
     OuterState,
 )
+from diloco.spread import fetch_side_by_side, send_side_by_side
 from diloco.stages import STAGES, Stage
-from diloco.tensorfile import offer_header
+from diloco.tensorfile import OfferedShard, offer_header
 from service.client import explain_response
-from service.errors import ConfigError, ConflictError, InputError, UnavailableError
+from service.errors import UnavailableError
 
 logger = logging.getLogger(__name__)
 
 LONG_POLL_S = 5.0
 """Short enough that a half-open connection is noticed soon, long enough to cost nothing."""
-BACKOFF_FIRST_S = 0.05
-BACKOFF_MAX_S = 2.0
 RETRIED_STATUS = 500
 """This status and all above it are tried again; so are 408 and 429."""
 
-VERSION_ERRORS: Mapping[str, type[VersionError]] = {
-    kind.__name__: kind for kind in (RoundClosedError, VersionGoneError)
-}
-CONFLICT_ERRORS: Mapping[str, type[ConflictError]] = {
-    kind.__name__: kind for kind in (NotInitializedError, AnotherRunError, FencedError, ManifestError)
-}
-
-M = TypeVar("M", bound=BaseModel)
 R = TypeVar("R", InitReply, ChunkReply)
 
 
@@ -88,12 +72,24 @@ class SynchronizerClient:
     request.
     """
 
-    def __init__(self, http: httpx.Client, *, fragment: int = 0, lulls: Lulls | None = None) -> None:
+    def __init__(
+        self,
+        http: httpx.Client,
+        *,
+        fragment: int = 0,
+        lulls: Lulls | None = None,
+        helpers: Helpers | None = None,
+    ) -> None:
+        """``helpers`` are other ranks, which carry chunks beside this one."""
         self._http = http
         self._lulls = lulls
+        self._helpers = helpers
+        self._counting = threading.Lock()
         self._chunk_s: float | None = None
         """What the last chunk took."""
         self._cancelled = threading.Event()
+        self.problem: str | None = None
+        """Why nobody answered the last request; None when somebody did, or may still have been about to."""
         self._payload = new_bytes(0)
         """Memory for deltas, as much as the longest chain so far took."""
         self.bytes_pulled = 0
@@ -121,33 +117,54 @@ class SynchronizerClient:
         """End every wait, from any thread: the operation under way raises `UnavailableError` at its next request."""
         self._cancelled.set()
 
-    def state(self, *, deadline_s: float, slot: int | None = None, coming_to: int | None = None) -> OuterState:
+    @property
+    def url(self) -> str:
+        return str(self._http.base_url).rstrip("/")
+
+    def state(
+        self, *, deadline_s: float, slot: int | None = None, coming_to: int | None = None, once: bool = False
+    ) -> OuterState:
         """What the synchronizer says of itself, and to a slot of what it contributed last.
 
         An island that comes to contribute to a round says so: if the round has closed, that tells how late it is.
+        ``once``: ask, and do not ask again when nobody answers.
         """
         known = {"slot": slot, "round": coming_to}
         params = {"fragment": self._index} | {name: value for name, value in known.items() if value is not None}
-        response = self._request("GET", "/v1/state", deadline_s=deadline_s, params=params)
-        return _parse(OuterState, response)
+        response = self._request("GET", "/v1/state", deadline_s=deadline_s, once=once, params=params)
+        return parse_answer(OuterState, response)
 
     def init(self, manifest: Manifest, flat: Tensor, *, deadline_s: float, num_fragments: int = 1) -> InitReply:
         """Offer initial parameters; the first offer starts the run, the others learn that it has started.
 
         Raises:
             ManifestError: the run has another model, or other fragments; the message names the first difference.
+            InputError: the synchronizer has only a part of the run.
         """
         state = self.state(deadline_s=deadline_s)
+        check_place(state, url=self.url)
         if state.manifest is None:
             return self.offer(manifest, flat, deadline_s=deadline_s, num_fragments=num_fragments)
         check_model(state, manifest)
         check_cut(state, cut(manifest, num_fragments))
         return InitReply(accepted=False, version=state.fragments[self._index].version)
 
-    def offer(self, manifest: Manifest, flat: Tensor, *, deadline_s: float, num_fragments: int = 1) -> InitReply:
-        """As `init`, to a synchronizer that is known to have no run: ``flat`` is the whole model in wire order."""
-        pieces = (memoryview(offer_header(manifest, num_fragments=num_fragments)), wire_bytes(flat))
-        return self._upload("/v1/fragments/0", pieces, {}, InitReply, deadline_s=deadline_s)
+    def offer(
+        self,
+        manifest: Manifest,
+        flat: Tensor,
+        *,
+        deadline_s: float,
+        num_fragments: int = 1,
+        part: OfferedShard | None = None,
+    ) -> InitReply:
+        """As `init`, to a synchronizer that is known to have no run: ``flat`` is the whole model in wire order.
+
+        Where several share the run, it is what lives on the ``part``'s shard.
+        """
+        pieces = (memoryview(offer_header(manifest, num_fragments=num_fragments, part=part)), wire_bytes(flat))
+        first = 0 if part is None else part.shard.index
+        return self._upload(f"/v1/fragments/{first}", pieces, {}, InitReply, deadline_s=deadline_s)
 
     def push(
         self,
@@ -199,7 +216,7 @@ class SynchronizerClient:
                 )
             except UnavailableError:
                 return None
-            version = _version_of(response)
+            version = version_of(response)
             if version is not None and version > after:
                 return version
         return None
@@ -238,32 +255,36 @@ class SynchronizerClient:
         said = {"version": version, "base_version": None if held is None else held.version, "slot": slot}
         params = {name: value for name, value in said.items() if value is not None}
         incoming: Incoming | None = None
-        num_bytes_at_most = len(wire_bytes(out))
-        start = 0
-        while incoming is None or start < len(incoming.buffer):
-            num_bytes = len(incoming.buffer) if incoming is not None else num_bytes_at_most
+        num_bytes = len(wire_bytes(out))
+
+        def get(start: int, helper: Helper | None = None) -> int:
+            """Where the next chunk begins."""
+            nonlocal incoming, num_bytes
             began_s = self._await_lull(left_bytes=num_bytes - start, in_time_s=deadline_s)
+            headers = {"Range": f"bytes={start}-{start + CHUNK_BYTES - 1}", WANT_CONTENT_DIGEST: NOT_WANTED}
             with STAGES.of(Stage.RECEIVE):
-                response = self._request(
-                    "GET",
-                    self._fragment,
-                    deadline_s=deadline_s,
-                    params=params,
-                    headers={
-                        "Range": f"bytes={start}-{start + CHUNK_BYTES - 1}",
-                        WANT_CONTENT_DIGEST: NOT_WANTED,
-                    },
-                )
+                response = self._ask(helper, "GET", self._fragment, deadline_s, params=params, headers=headers)
             self._chunk_s = time.monotonic() - began_s
             data = response.content
-            self.bytes_pulled += len(data)
             codecs = parse_chain(response.headers.get(CODECS_HEADER, ""))
             if incoming is None:
                 incoming = self._make_room(codecs, out)
+                num_bytes = len(incoming.buffer)
             elif codecs != incoming.codecs:
                 raise StateMismatchError("the synchronizer answers with other deltas than it began with")
             incoming.take(data, response.headers, start=start)
-            start += len(data)
+            with self._counting:
+                self.bytes_pulled += len(data)
+            return start + len(data)
+
+        start = get(0)
+        if start == CHUNK_BYTES and (helpers := self._helpers_for(num_bytes)):
+            fetchers = [partial(get, helper=one) for one in (None, *helpers)]
+            fetch_side_by_side(fetchers, range(start, num_bytes, CHUNK_BYTES))
+            start = num_bytes
+        while start < num_bytes:
+            start = get(start)
+        assert incoming is not None, "the first chunk made it"
         incoming.complete(out, held)
         return incoming
 
@@ -296,31 +317,39 @@ class SynchronizerClient:
         now_s = time.time()
         # What comes after an upload needs its time too.
         in_time_s = min(close_by_s, deadline_s) if close_by_s is not None else now_s + (deadline_s - now_s) / 2
-        while True:
-            if start >= total:
-                # All bytes are there but could not be completed, as on a full disk: the last chunk asks again.
-                start = max(total - CHUNK_BYTES, 0)
-            part = ByteRange(start, min(start + CHUNK_BYTES, total), total)
+
+        def put(part: ByteRange, helper: Helper | None = None) -> R:
+            nonlocal is_wanted
             chunk = _cut(pieces, part)
             headers = {
                 "Content-Type": "application/octet-stream",
                 "Content-Range": format_content_range(part),
                 "Repr-Digest": whole_digest,
             }
-            if start == 0:
+            if part.start == 0:
                 headers["Content-Digest"] = start_digest
             elif is_wanted:
                 with STAGES.of(Stage.DIGEST):
                     headers["Content-Digest"] = format_digest(sha256(chunk))
-            began_s = self._await_lull(left_bytes=total - start, in_time_s=in_time_s)
+            began_s = self._await_lull(left_bytes=total - part.start, in_time_s=in_time_s)
             left = {} if close_by_s is None else {"closes_in_s": max(close_by_s - time.time(), 0.0)}
+            told = {**params, **left}
             with STAGES.of(Stage.SEND):
-                response = self._request(
-                    "PUT", path, deadline_s=deadline_s, params={**params, **left}, headers=headers, content=chunk
-                )
+                response = self._ask(helper, "PUT", path, deadline_s, params=told, headers=headers, content=chunk)
             self._chunk_s = time.monotonic() - began_s
             is_wanted = response.headers.get(WANT_CONTENT_DIGEST) != NOT_WANTED
-            reply = _parse(reply_model, response)
+            return parse_answer(reply_model, response)
+
+        helpers: list[Helper] = self._helpers_for(total) if reply_model is ChunkReply else []
+        while True:
+            if start >= total:
+                # All bytes are there but could not be completed, as on a full disk: the last chunk asks again.
+                start = max(total - CHUNK_BYTES, 0)
+            reply = put(ByteRange(start, min(start + CHUNK_BYTES, total), total))
+            if helpers and not reply.complete and reply.received_bytes > start:
+                # It has begun. What is left when this ends early is for one again.
+                senders, helpers = [partial(put, helper=one) for one in (None, *helpers)], []
+                reply = send_side_by_side(senders, start=reply.received_bytes, total=total) or reply
             if reply.complete:
                 return reply
             if reply.received_bytes > start:
@@ -328,6 +357,33 @@ class SynchronizerClient:
             else:
                 self._pause(backoff.next_s(), deadline_s, "the upload does not advance")
             start = reply.received_bytes
+
+    def _helpers_for(self, num_bytes: int) -> list[Helper]:
+        """The other ranks that carry chunks of a transfer of that size: none where there are not enough for two."""
+        num_left = ceil(num_bytes / CHUNK_BYTES) - 1
+        return self._helpers.ready()[: num_left - 1] if self._helpers is not None and num_left > 1 else []
+
+    def _ask(
+        self,
+        helper: Helper | None,
+        method: str,
+        path: str,
+        deadline_s: float,
+        *,
+        params: Mapping[str, Any],
+        headers: Mapping[str, str],
+        content: bytes | None = None,
+    ) -> httpx.Response:
+        """One request by this rank, or by another one for it."""
+        said: dict[str, Any] = {"params": params, "headers": headers}
+        if helper is None:
+            return self._request(method, path, deadline_s=deadline_s, content=content, **said)
+        response = helper.answer_to(
+            method, path, deadline_s=deadline_s, fragment=self._index, content=content or b"", **said
+        )
+        if response.is_error:
+            raise_refusal(response)
+        return response
 
     def _await_lull(self, *, left_bytes: int, in_time_s: float) -> float:
         """Wait for a lull, if the time until ``in_time_s`` allows, before a chunk of the ``left_bytes`` that are left.
@@ -341,25 +397,41 @@ class SynchronizerClient:
             self._lulls.wait(longest_s, pause=self._cancelled.wait)
         return time.monotonic()
 
-    def _request(
-        self, method: str, path: str, *, deadline_s: float, extra_wait_s: float = 0.0, **arguments: Any
+    def _request(self, method: str, path: str, *, deadline_s: float, **arguments: Any) -> httpx.Response:
+        """As `answer_to`, without the refusals, which are raised as the errors that they stand for."""
+        response = self.answer_to(method, path, deadline_s=deadline_s, **arguments)
+        if response.is_error:
+            raise_refusal(response)
+        return response
+
+    def answer_to(
+        self,
+        method: str,
+        path: str,
+        *,
+        deadline_s: float,
+        extra_wait_s: float = 0.0,
+        once: bool = False,
+        **arguments: Any,
     ) -> httpx.Response:
-        """One request, repeated until it is answered with less than 500 or the deadline passes."""
+        """One request, repeated unless ``once`` until it is answered with less than 500 or the deadline passes."""
         backoff = Backoff()
         problem = "no time was left to ask"
         while True:
             timeout_s = self._time_left(deadline_s, problem)
-            timeout = _bounded(self._http.timeout, timeout_s, extra_wait_s)
+            timeout = bounded(self._http.timeout, timeout_s, extra_wait_s)
             try:
                 response = self._http.request(method, path, timeout=timeout, **arguments)
             except httpx.TransportError as exc:
                 problem = f"{type(exc).__name__}: {exc}"
+                self.problem = None if isinstance(exc, httpx.TimeoutException) else f"{self.url}: {problem}"
             else:
+                self.problem = None
                 if response.status_code < RETRIED_STATUS and response.status_code not in {408, 429}:
-                    if response.is_error:
-                        _raise_refusal(response)
                     return response
                 problem = explain_response(response)
+            if once:
+                raise UnavailableError(f"{self.url}: {problem}", field="synchronizer")
             self._pause(backoff.next_s(), deadline_s, problem)
 
     def _time_left(self, deadline_s: float, problem: str) -> float:
@@ -373,32 +445,6 @@ class SynchronizerClient:
         self._cancelled.wait(min(pause_s, self._time_left(deadline_s, problem)))
 
 
-def check_model(state: OuterState, manifest: Manifest) -> None:
-    """Raises `ManifestError`, which names the first difference, when the run has another model."""
-    difference = first_difference(state.manifest, manifest) if state.manifest is not None else None
-    if difference is not None:
-        raise ManifestError(f"differs from the run's: {difference}", field="manifest", remedy=ManifestError.REMEDY)
-
-
-def check_cut(state: OuterState, fragments: Sequence[Manifest]) -> None:
-    """Raises `ManifestError`, which names the first difference, when the run cuts the same model in another way."""
-    num_tensors = [fragment.num_tensors for fragment in state.fragments]
-    if None in num_tensors:  # by a version that has one fragment, which is all
-        num_tensors = [len(state.manifest.tensors) if state.manifest is not None else 0]
-    check_fragments(fragments, [number for number in num_tensors if number is not None])
-
-
-class Backoff:
-    """Exponential pauses, each drawn from its upper half so that islands do not retry in step."""
-
-    def __init__(self) -> None:
-        self._ceiling_s = BACKOFF_FIRST_S
-
-    def next_s(self) -> float:
-        ceiling_s, self._ceiling_s = self._ceiling_s, min(2 * self._ceiling_s, BACKOFF_MAX_S)
-        return random.uniform(0.5, 1.0) * ceiling_s
-
-
 def _cut(pieces: Sequence[memoryview], part: ByteRange) -> bytes:
     """The bytes of a part of the pieces put together, without putting them together."""
     cut: list[memoryview] = []
@@ -407,57 +453,3 @@ def _cut(pieces: Sequence[memoryview], part: ByteRange) -> bytes:
         cut.append(piece[max(part.start - offset, 0) : max(part.stop - offset, 0)])
         offset += len(piece)
     return b"".join(cut)
-
-
-def _bounded(timeout: httpx.Timeout, left_s: float, extra_wait_s: float) -> httpx.Timeout:
-    """The client's timeout, longer by what the peer was asked to wait, and never beyond the deadline."""
-
-    def bound(value_s: float | None, extra_s: float = 0.0) -> float:
-        return left_s if value_s is None else min(value_s + extra_s, left_s)
-
-    return httpx.Timeout(
-        connect=bound(timeout.connect),
-        read=bound(timeout.read, extra_wait_s),
-        write=bound(timeout.write),
-        pool=bound(timeout.pool),
-    )
-
-
-def _version_of(response: httpx.Response) -> int | None:
-    value = response.headers.get(VERSION_HEADER, "")
-    return int(value) if value.isdigit() else None
-
-
-def _parse(model: type[M], response: httpx.Response) -> M:
-    try:
-        return model.model_validate_json(response.content)
-    except ValidationError as exc:
-        raise InputError(
-            f"{response.url} does not answer as a synchronizer does: {exc.errors()[0]['msg']}",
-            field="synchronizer",
-            remedy="check the URL and that both ends run the same version",
-        ) from exc
-
-
-def _raise_refusal(response: httpx.Response) -> NoReturn:
-    """The error that a 4xx answer stands for."""
-    message = explain_response(response)
-    kind = _error_kind(response)
-    version = _version_of(response)
-    if response.status_code == httpx.codes.UNAUTHORIZED:
-        raise ConfigError(message, field="token", remedy="give this process the synchronizer's token")
-    if kind in VERSION_ERRORS and version is not None:
-        raise VERSION_ERRORS[kind](message, version=version)
-    if kind in CONFLICT_ERRORS:
-        raise CONFLICT_ERRORS[kind](message)
-    if response.status_code == httpx.codes.CONFLICT:
-        raise ConflictError(message)
-    raise InputError(message, field="synchronizer")
-
-
-def _error_kind(response: httpx.Response) -> str:
-    try:
-        body = response.json()
-    except ValueError:
-        return ""
-    return str(body.get("error")) if isinstance(body, dict) else ""

@@ -8,7 +8,7 @@ state of its own, and survives whatever the versions survive.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 
@@ -30,5 +30,10 @@ def round_of(place: Place, num_fragments: int) -> int:
 
 def next_round(versions: Iterable[int]) -> int:
     """The first round of the run that has not been, by the versions of the fragments: all before it have."""
-    known = tuple(versions)
-    return min(round_of(Place(fragment, version), len(known)) for fragment, version in enumerate(known))
+    known = dict(enumerate(versions))
+    return next_round_among(known, len(known))
+
+
+def next_round_among(versions: Mapping[int, int], num_fragments: int) -> int:
+    """The same among some of the fragments, of which these are the versions."""
+    return min(round_of(Place(fragment, version), num_fragments) for fragment, version in versions.items())

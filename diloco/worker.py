@@ -23,7 +23,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-import httpx
 import torch
 from pydantic import ValidationError
 from torch import nn
@@ -38,7 +37,6 @@ from diloco.group import PeerLostError
 from diloco.hf_causal_lm import HfCausalLM
 from diloco.inbox import Inbox, TransferThread
 from diloco.inner import InnerConfig, InnerLoop
-from diloco.lull import Lulls
 from diloco.model import ModelSize, count_parameters
 from diloco.phase import PhaseTeller, Waited
 from diloco.protocol import (
@@ -66,10 +64,12 @@ from diloco.safepoint import (
 from diloco.scalars import open_scalars
 from diloco.scheduling import become_idle, lower_session, pin_to
 from diloco.schema import Phase, Progress, SyncOutcome, SyncReport
+from diloco.shards import Shards
 from diloco.streaming import StreamingExchange, StreamingIsland
 from diloco.team import Action, RankTeam, Team
 from diloco.trainer_schema import TrainerPhase
-from diloco.transport import SynchronizerClient
+from diloco.worker_helpers import open_helpers, start_helping
+from diloco.worker_shards import open_shards
 from diloco.workload import Part, Shard, Workload
 from diloco.workload_loading import (
     build_checkpointed_module,
@@ -80,10 +80,8 @@ from diloco.workload_loading import (
     load_workload,
     open_batches,
 )
-from service.client import client_options
 from service.errors import InputError, UnavailableError, WadilocoError
 from service.log import configure_logging
-from service.settings import ServiceSettings
 
 # Run as a script, the module's own name is __main__.
 logger = logging.getLogger("diloco.worker")
@@ -121,7 +119,7 @@ class Worker:
         inbox: Inbox,
         transfers: TransferThread,
         events: TextIO,
-        http: httpx.Client,
+        shards: Shards,
         team: Team,
     ) -> None:
         self._config = config
@@ -150,11 +148,8 @@ class Worker:
             average=team.average,
         )
         self._inner.skipped = config.start_skipped
-        # A reader of its own: the transfer thread asks while the inner loop does.
-        lulls = Lulls(open_gate(config.gate), clock=time.monotonic) if config.gate is not None else None
-        self._client = SynchronizerClient(http, lulls=lulls)
-        self._exchange = StreamingExchange(self._island, self._client, slot=config.slot)
-        inbox.on_stop(self._client.cancel)
+        self._exchange = StreamingExchange(self._island, shards, slot=config.slot)
+        inbox.on_stop(shards.cancel)
         self._boundary = StepBoundary(inbox.stop)
         self._tokens = config.start_tokens
         self._taken: list[Any] = []
@@ -510,18 +505,11 @@ def rank_device(config: WorkerConfig) -> torch.device:
     return choose_device(config.device, rank=config.rank, num_ranks=config.num_ranks)
 
 
-def open_client(config: WorkerConfig) -> httpx.Client:
-    settings = ServiceSettings(
-        token=config.token, tls_ca=config.tls_ca, tls_cert=config.tls_cert, tls_key=config.tls_key
-    )
-    return httpx.Client(**client_options(settings, config.synchronizer_url, timeout_s=config.timeout_s))
-
-
 def lead(config: WorkerConfig, team: Team, inbox: Inbox, events: TextIO) -> None:
     """Train as the first rank, which may be the only one."""
     transfers = TransferThread(idle=config.sync_priority == "idle")
-    with open_client(config) as http:
-        Worker(config, inbox=inbox, transfers=transfers, events=events, http=http, team=team).run()
+    with open_helpers(config) as helpers, open_shards(config, helpers=helpers) as shards:
+        Worker(config, inbox=inbox, transfers=transfers, events=events, shards=shards, team=team).run()
 
 
 def follow(config: WorkerConfig, team: RankTeam) -> None:
@@ -536,6 +524,7 @@ def follow(config: WorkerConfig, team: RankTeam) -> None:
         )
     workload = open_workload(config)
     module = build_model(workload, config)
+    start_helping(config)
     Follower(config, workload, module, inner_config(config), team=team, safepoint=safepoint).run()
 
 

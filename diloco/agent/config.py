@@ -15,7 +15,7 @@ from diloco.protocol import SyncPriority
 from diloco.scheduling import MAX_CORES
 from diloco.schema import MAX_FRAGMENTS, CodecName, Slot
 from service.peers import split_urls
-from service.settings import Url, Urls
+from service.settings import Urls
 from sidecar.schema import Name
 
 Core = Annotated[int, Field(ge=0, lt=MAX_CORES)]
@@ -55,8 +55,9 @@ class IslandSettings(InnerSettings, DryRunSettings):
     controller: Urls | None = None
     """URL of the controller, or several with commas between them, of which one leads. Without one, give slot and
     synchronizer: the island then syncs at a fixed H by itself."""
-    synchronizer: Url | None = None
-    """URL of the synchronizer; by default the controller says it."""
+    synchronizer: Urls | None = None
+    """URL of the synchronizer, or of all that share the run's fragments, in the order of their --shard and with commas
+    between them; by default the controller says it."""
     request_timeout_s: float = Field(default=10.0, gt=0, le=300)
     """Deadline of one request to controller or synchronizer."""
 
@@ -162,6 +163,12 @@ class IslandSettings(InnerSettings, DryRunSettings):
             raise ValueError("controller is not set: give its URL, or give both slot and synchronizer")
         if self.controller is not None and self.num_fragments is not None:
             raise ValueError("num_fragments is the controller's to say: give it there, or leave out the controller")
+        num_synchronizers = len(split_urls(self.synchronizer or ""))
+        if self.num_fragments is not None and self.num_fragments < num_synchronizers:
+            raise ValueError(
+                f"num_fragments {self.num_fragments} is below the {num_synchronizers} synchronizers, of which each"
+                " holds fragments of its own: raise it, or give fewer"
+            )
         if self.slot is not None and self.slot >= self.data_shards:
             raise ValueError(f"slot {self.slot} has no shard of the data: data_shards is {self.data_shards}")
         if self.restart_backoff_max_s < self.restart_backoff_s:

@@ -86,8 +86,13 @@ def create_app(settings: SynchronizerSettings) -> FastAPI:
 
 
 def _add_offers(app: FastAPI, run: Run) -> None:
-    @app.put("/v1/fragments/0", tags=["run"], summary="Offer initial parameters of all fragments, chunk by chunk")
+    @app.put(
+        "/v1/fragments/{fragment}",
+        tags=["run"],
+        summary="Offer initial parameters of all fragments that live here, chunk by chunk",
+    )
     async def offer(
+        fragment: Annotated[int, Path(ge=0, lt=MAX_FRAGMENTS, description="The first of them: 0, or the shard.")],
         request: Request,
         response: Response,
         content_range: Digest = None,
@@ -96,7 +101,7 @@ def _add_offers(app: FastAPI, run: Run) -> None:
     ) -> InitReply:
         chunk = await asyncio.to_thread(_chunk, await request.body(), content_range, content_digest, repr_digest)
         response.headers[WANT_CONTENT_DIGEST] = NOT_WANTED
-        return await run.offer(chunk)
+        return await run.offer(chunk, fragment=fragment)
 
 
 def _add_contributions(app: FastAPI, run: Run, metrics: Metrics) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from diloco.schema import MAX_SLOTS, MAX_STALENESS, CodecName
+from diloco.sharding import SynchronizerShard
 from diloco.synchronizer.rounds import RoundRules
 from service.settings import ServiceSettings
 
@@ -24,6 +25,10 @@ class SynchronizerSettings(ServiceSettings):
     """TCP port to listen on; 0 takes a free one and logs it."""
     directory: Path
     """Where the run's state lives (created if missing). A run goes on from it; a new run needs its own."""
+    shard: str | None = None
+    """Place of this synchronizer among several that share the fragments of a run, as INDEX/COUNT counted from 0, such
+    as 0/2: it holds the fragments whose number divided by COUNT leaves INDEX. By default it holds them all. It belongs
+    to the run and cannot change within it."""
     quorum: int = Field(default=1, ge=1, le=MAX_SLOTS)
     """Slots whose contributions close a round: the number of islands for synchronous DiLoCo."""
     outer_lr: float = Field(default=0.7, gt=0, le=10)
@@ -58,6 +63,16 @@ class SynchronizerSettings(ServiceSettings):
     """Refuse models whose parameters are larger than this as fp32."""
     threads: int = Field(default=1, ge=1, le=256)
     """CPU threads for the outer step."""
+
+    @field_validator("shard")
+    @classmethod
+    def _check_shard(cls, text: str | None) -> str | None:
+        return None if text is None else str(SynchronizerShard.parse(text))
+
+    @property
+    def place(self) -> SynchronizerShard | None:
+        """What `shard` says."""
+        return None if self.shard is None else SynchronizerShard.parse(self.shard)
 
     @model_validator(mode="after")
     def _check_grace(self) -> Self:

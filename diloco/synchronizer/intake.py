@@ -81,7 +81,7 @@ class Intake:
         return Name(f"{self._scope}{name.owner}", name.epoch)
 
     def _take(self, upload: Upload, chunk: Chunk, verify: Callable[[Upload], T]) -> T | None:
-        if chunk.start != upload.received and not upload.is_complete:
+        if not upload.wants(chunk) and not upload.is_complete:
             return None  # and no success of the disk
         with self._disk.writing():
             upload.append(chunk)

@@ -1,7 +1,8 @@
 """Where the fragments of a run lie: one fragment in the run's directory itself, several in folders below it.
 
 The folders of a run that begins appear under their final name all at once, when each holds its first generation: a run
-has all of its fragments or none.
+has all of its fragments or none. Where several synchronizers share a run (`diloco.sharding`), these are the fragments
+that live here, whatever their number, and beside them lies what is known of the whole (`shard_file`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 from diloco.fragment import num_elements
 from diloco.schema import Manifest
 from diloco.synchronizer.generation import PREFIX, Generation, Outcome, write_generation
+from diloco.synchronizer.shard_file import SHARD_FILE, ShardRecord, write_shard
 from diloco.synchronizer.storage import FRAGMENTS, sync_folder
 from service.errors import ConfigError
 
@@ -48,6 +50,12 @@ def count_fragments(directory: Path) -> int:
     if not parent.is_dir():
         return 1
     found = {path.name for path in parent.iterdir()}
+    if SHARD_FILE in found:
+        raise ConfigError(
+            f"{directory} holds one of several shards of a run",
+            field="shard",
+            remedy=f"give the --shard that its {FRAGMENTS}/{SHARD_FILE} names, or another --directory",
+        )
     number = max((_total(name) for name in found), default=0)
     missing = [name for name in (_name(index, number) for index in range(number)) if name not in found]
     if missing or number < 2:
@@ -67,15 +75,23 @@ def count_fragments(directory: Path) -> int:
 
 
 def begin_fragments(
-    directory: Path, manifests: Sequence[Manifest], parameters: Tensor, *, outcome: Outcome
+    directory: Path,
+    manifests: Sequence[Manifest],
+    parameters: Tensor,
+    *,
+    outcome: Outcome,
+    record: ShardRecord | None = None,
 ) -> list[Begun]:
     """Write the first generation of every fragment; ``parameters`` are those of all, one after another.
+
+    With ``record`` they are the fragments of that shard.
 
     Raises:
         OSError: it cannot be written; then no fragment has begun.
     """
     parts = torch.split(parameters, [num_elements(manifest.tensors) for manifest in manifests])
-    number = len(manifests)
+    number = len(manifests) if record is None else record.num_fragments
+    own = range(number) if record is None else record.shard.fragments_of(number)
     if number == 1:
         return [_begin(directory, manifests[0], parts[0], outcome)]
     unfinished = directory / UNFINISHED
@@ -84,16 +100,18 @@ def begin_fragments(
         if leftover.exists():
             shutil.rmtree(leftover)
     begun = []
-    for index, (manifest, part) in enumerate(zip(manifests, parts, strict=True)):
+    for index, manifest, part in zip(own, manifests, parts, strict=True):
         folder = unfinished / _name(index, number)
         folder.mkdir(parents=True)
         begun.append(_begin(folder, manifest, part, outcome))
+    if record is not None:
+        write_shard(unfinished, record)
     sync_folder(unfinished)
     unfinished.replace(directory / FRAGMENTS)
     sync_folder(directory)
     return [
         fragment._replace(generation=_moved(fragment.generation, folder_of(directory, index, number)))
-        for index, fragment in enumerate(begun)
+        for index, fragment in zip(own, begun, strict=True)
     ]
 
 

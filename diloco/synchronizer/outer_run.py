@@ -181,9 +181,9 @@ class OuterRun:
                 self._metrics.contributions.labels(Verdict.INVALID).inc()
                 raise
             if received is None or received[1] is None:
-                received_bytes = received[0].received if received else 0
+                received_bytes, ahead = (received[0].received, received[0].ahead) if received else (0, ())
                 version = open_round.generation.version
-                return ChunkReply(received_bytes=received_bytes, complete=False, version=version)
+                return ChunkReply(received_bytes=received_bytes, ahead=ahead, complete=False, version=version)
             return await self._accept(claim, chunk, received[0])
 
     def state(self, *, slot: int | None = None) -> FragmentState | None:

@@ -1,6 +1,7 @@
 """Uploads in progress: files that grow chunk by chunk.
 
-A chunk that could not be written does not count as received and may be sent again.
+A chunk that could not be written does not count as received and may be sent again. Senders that work side by side send
+chunks ahead of their turn: those are written where they belong, and count once what is before them has come.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ FINITE_BLOCK = 1 << 18
 MAX_DISTANCE = 1e18
 """Largest L2 distance of parameters from the global ones. Its square, and 300 times that, is finite in fp32: so are the
 pseudo-gradient (a mean cannot be longer than the longest), its norm here and on the islands, and 1e20 steps of it."""
+MAX_AHEAD = 64
+"""Chunks of one upload that may be ahead of their turn: as many as an island has ranks."""
 OWNER_LIMIT = 2
 """Uploads in progress of one owner: the epoch that is going and the one that may take over."""
 
@@ -58,7 +61,7 @@ class Chunk:
 
 
 class Upload:
-    """A transfer: the first `received` of its `total` bytes are in the file, behind ``header``."""
+    """A transfer: the first `received` of its `total` bytes are in the file, behind ``header``, and some beyond."""
 
     def __init__(
         self, path: Path, *, total: int, digest: bytes, header: bytes = b"", spare: Path | None = None
@@ -68,6 +71,8 @@ class Upload:
         self.total = total
         self.digest = digest
         self.received = 0
+        self._ahead: dict[int, int] = {}
+        """Where the chunks that are ahead of their turn begin, and how long they are."""
         self._data_offset = len(header)
         self._hash: Hash = hashlib.sha256()
         if spare is not None:
@@ -83,19 +88,48 @@ class Upload:
     def is_complete(self) -> bool:
         return self.received == self.total
 
+    @property
+    def ahead(self) -> tuple[int, ...]:
+        """Where the chunks begin that are here before those in front of them."""
+        return tuple(sorted(self._ahead))
+
+    def wants(self, chunk: Chunk) -> bool:
+        """Whether the chunk is the next one, or one of a few ahead of that."""
+        if chunk.start <= self.received or not chunk.data:
+            return chunk.start == self.received
+        return chunk.start in self._ahead or len(self._ahead) < MAX_AHEAD
+
     def append(self, chunk: Chunk) -> None:
-        """Take the chunk if it is the next one; one that was received before, or that leaves a gap, changes nothing."""
-        if chunk.start != self.received:
+        """Take the chunk if it is wanted; one that was received before, or is too far ahead, changes nothing."""
+        if not self.wants(chunk):
             return
         with STAGES.of(Stage.STORE), self.path.open("r+b") as file:
             file.seek(self._data_offset + chunk.start)
             file.write(chunk.data)
+            if chunk.start > self.received:
+                self._ahead[chunk.start] = len(chunk.data)
+                return
         if chunk.start == 0 and chunk.hashed is not None:
             self._hash = chunk.hashed
+            self.received = len(chunk.data)
         else:
-            with STAGES.of(Stage.DIGEST):
-                self._hash.update(chunk.data)
-        self.received += len(chunk.data)
+            self._count(chunk.data)
+        if self._ahead:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Count what was ahead of its turn, as far as it has come to that."""
+        with self.path.open("rb") as file:
+            while self.received in self._ahead:
+                file.seek(self._data_offset + self.received)
+                self._count(file.read(self._ahead[self.received]))
+        self._ahead = {start: length for start, length in self._ahead.items() if start > self.received}
+
+    def _count(self, data: bytes) -> None:
+        """What comes next is there."""
+        with STAGES.of(Stage.DIGEST):
+            self._hash.update(data)
+        self.received += len(data)
 
     def verify(self) -> None:
         """Check the whole against its digest.

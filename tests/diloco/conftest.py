@@ -49,7 +49,7 @@ class Spawn(Protocol):
 
 @contextmanager
 def served(settings: SynchronizerSettings) -> Iterator[str]:
-    with owned(settings.directory), bind("127.0.0.1", 0) as listener:
+    with owned(settings.directory), bind("127.0.0.1", settings.port) as listener:
         config = uvicorn.Config(
             create_app(settings), log_config=None, access_log=False, timeout_graceful_shutdown=2, lifespan="on"
         )

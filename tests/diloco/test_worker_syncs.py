@@ -16,7 +16,7 @@ from diloco.inbox import Inbox, TransferThread
 from diloco.protocol import EVENTS, Event, SkippedEvent, SyncCommand, SyncedEvent, WorkerConfig
 from diloco.schema import SyncOutcome
 from diloco.team import Team
-from diloco.worker import Worker, open_client
+from diloco.worker import Worker, open_shards
 from tests.diloco.conftest import wait_until
 
 SHARE_S = 0.3
@@ -68,8 +68,10 @@ def training(url: str, corpus: Path, team: Team) -> Iterator[tuple[Inbox, Said]]
         timeout_s=5.0,
     )
     inbox, said = Inbox(), Said()
-    with open_client(config) as http:
-        worker = Worker(config, inbox=inbox, transfers=TransferThread(idle=False), events=said, http=http, team=team)
+    with open_shards(config) as shards:
+        worker = Worker(
+            config, inbox=inbox, transfers=TransferThread(idle=False), events=said, shards=shards, team=team
+        )
         thread = threading.Thread(target=worker.run)
         thread.start()
         try:

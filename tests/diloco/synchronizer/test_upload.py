@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from diloco.digest import sha256
 from diloco.synchronizer.upload import (
     FINITE_BLOCK,
+    MAX_AHEAD,
     MAX_DISTANCE,
     Chunk,
     Name,
@@ -42,7 +44,8 @@ def test_chunks_in_any_order_leave_a_beginning_of_the_whole(places: list[tuple[i
         growing = Upload(part_path(Path(directory), Name("x")), total=len(DATA), digest=sha256(DATA), header=HEADER)
         for start, length in places:
             growing.append(chunk(start, min(start + length, len(DATA))))
-            assert growing.path.read_bytes() == HEADER + DATA[: growing.received]
+            beginning = HEADER + DATA[: growing.received]
+            assert growing.path.read_bytes()[: len(beginning)] == beginning
         growing.append(chunk(growing.received, len(DATA)))
         assert growing.is_complete
         growing.verify()
@@ -99,3 +102,34 @@ def test_the_first_element_that_is_not_finite_is_named(index: int, value: float)
     flat[index:] = value
     with pytest.raises(InputError, match=f"element {index} is NaN or infinite"):
         require_finite(flat)
+
+
+def test_chunks_may_come_ahead_of_their_turn(tmp_path: Path) -> None:
+    data = bytes(range(250))
+    parts = [(0, 100), (100, 150), (150, 230), (230, 250)]
+    for order in itertools.permutations(range(4)):
+        upload = Upload(tmp_path / "a.part", total=len(data), digest=sha256(data), header=b"head")
+        told = []
+        for index in order:
+            start, stop = parts[index]
+            chunk = Chunk(start=start, total=len(data), digest=sha256(data), data=data[start:stop])
+            assert upload.wants(chunk)
+            upload.append(chunk)
+            told.append((upload.received, upload.ahead))
+            assert not upload.wants(chunk) or start in upload.ahead
+        assert told[-1] == (len(data), ())
+        upload.verify()
+        assert upload.path.read_bytes() == b"head" + data
+
+
+def test_only_so_many_chunks_may_be_ahead_and_a_wrong_one_is_found_out(tmp_path: Path) -> None:
+    data = bytes(2 * MAX_AHEAD)
+    upload = Upload(tmp_path / "a.part", total=len(data), digest=sha256(data))
+    for start in range(1, 2 * MAX_AHEAD):
+        upload.append(Chunk(start=start, total=len(data), digest=sha256(data), data=b"\x01" if start == 5 else b"\x00"))
+    assert upload.ahead == tuple(range(1, MAX_AHEAD + 1))
+    for start in (0, *range(MAX_AHEAD + 1, 2 * MAX_AHEAD)):
+        upload.append(Chunk(start=start, total=len(data), digest=sha256(data), data=b"\x00"))
+    assert upload.is_complete
+    with pytest.raises(InputError, match="does not match"):
+        upload.verify()
