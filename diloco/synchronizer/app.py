@@ -99,7 +99,7 @@ def _add_offers(app: FastAPI, run: Run) -> None:
         content_digest: Digest = None,
         repr_digest: Digest = None,
     ) -> InitReply:
-        chunk = await asyncio.to_thread(_chunk, await request.body(), content_range, content_digest, repr_digest)
+        chunk = await _take_chunk(request, content_range, content_digest, repr_digest)
         response.headers[WANT_CONTENT_DIGEST] = NOT_WANTED
         return await run.offer(chunk, fragment=fragment)
 
@@ -142,7 +142,7 @@ def _add_contributions(app: FastAPI, run: Run, metrics: Metrics) -> None:
             expected=expected,
             closes_in_s=closes_in_s,
         )
-        chunk = await asyncio.to_thread(_chunk, await request.body(), content_range, content_digest, repr_digest)
+        chunk = await _take_chunk(request, content_range, content_digest, repr_digest)
         response.headers[WANT_CONTENT_DIGEST] = NOT_WANTED
         return await run.fragment(fragment).contribute(claim, chunk)
 
@@ -200,15 +200,24 @@ def _add_downloads(app: FastAPI, run: Run, metrics: Metrics) -> None:
         return run.state(slot=slot)
 
 
+async def _take_chunk(
+    request: Request, content_range: str | None, content_digest: str | None, repr_digest: str | None
+) -> Chunk:
+    data = await request.body()
+    if content_digest is None:  # nothing that takes long
+        return _chunk(data, content_range, None, repr_digest)
+    return await asyncio.to_thread(_chunk, data, content_range, content_digest, repr_digest)
+
+
 def _chunk(data: bytes, content_range: str | None, content_digest: str | None, repr_digest: str | None) -> Chunk:
     """A chunk whose own digest is right, or that may go without one: all but the first, which costs nothing more."""
     part = parse_content_range(content_range, length=len(data))
     digest = parse_digest(repr_digest, field="Repr-Digest")
-    hashed = None
-    if part.start == 0 or content_digest is not None:
-        with STAGES.of(Stage.DIGEST):
-            hashed = hashlib.sha256(data)
-            require_digest(hashed.digest(), content_digest)
+    if content_digest is None and part.start > 0:
+        return Chunk(start=part.start, total=part.total, digest=digest, data=data)
+    with STAGES.of(Stage.DIGEST):
+        hashed = hashlib.sha256(data)
+    require_digest(hashed.digest(), content_digest)
     return Chunk(start=part.start, total=part.total, digest=digest, data=data, hashed=hashed)
 
 

@@ -16,6 +16,7 @@ import logging
 import os
 import secrets
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -47,6 +48,8 @@ SPARE = f"pruned{SPARE_SUFFIX}"
 """The last one that was pruned: the next one takes its place on disk."""
 NUM_KEPT = 2
 """The newest, and the one before it: for pulls that have begun, and in case the newest turns out to be damaged."""
+SEALERS = 2
+"""Threads that hash what a generation consists of."""
 MAX_HEADER_BYTES = 64 << 20
 DELTA = "delta"
 RUN_DIGITS = 32
@@ -181,8 +184,8 @@ def write_generation(
         pieces["buffer"] = wire_bytes(buffer)
     if encoded is not None:
         pieces |= {"exact": wire_bytes(encoded.exact), "delta": wire_bytes(encoded.payload)}
-    with STAGES.of(Stage.SEAL):
-        digests = {name: sha256(piece) for name, piece in pieces.items()}
+    with ThreadPoolExecutor(SEALERS) as threads:  # nobody else has work to do for the run meanwhile
+        digests = dict(zip(pieces, threads.map(_seal, pieces.values()), strict=True))
     metadata = {
         "version": str(version),
         "manifest": manifest.model_dump_json(),
@@ -214,6 +217,11 @@ def write_generation(
         outcome=outcome,
         delta=_delta(len(header), manifest, codec, is_delayed=outcome.delay is not None),
     )
+
+
+def _seal(piece: memoryview) -> bytes:
+    with STAGES.of(Stage.SEAL):
+        return sha256(piece)
 
 
 def read_generation(path: Path) -> tuple[Generation, Tensor, Tensor]:

@@ -2,14 +2,15 @@
 
 A run is plain data parallel (one optimizer, the batches of all islands in each step) or DiLoCo; both take the same
 batches in the same order, so that equal steps are equal tokens. AdamW with a linear warm-up and a cosine to a tenth.
-The first steps of a DiLoCo run may be data parallel, as in the paper (24,000 of 88,000); islands then go on from there,
-each with a copy of the optimizer's state.
+With fragments (Streaming DiLoCo) each syncs every H steps, one after another. The first steps may be data parallel, as
+in the paper (24,000 of 88,000); islands then go on from there, each with a copy of the optimizer's state.
 """
 
 from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,7 @@ from diloco.island import Island
 from diloco.model import ModelSize, build_model, next_byte_loss
 from diloco.outer import Contribution, OuterOptimizer
 from diloco.schema import CodecName
+from diloco.streaming import StreamingIsland
 
 NUM_ISLANDS = 2
 WIDTH = 128
@@ -48,6 +50,7 @@ class Setting:
     """That are data parallel, before the islands part."""
     codec: CodecName = "fp32"
     overlap_steps: int = 0
+    num_fragments: int = 1
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
     batch_size: int = 8
@@ -66,7 +69,9 @@ class Result:
     train_loss: float
     """Mean over the last tenth of the steps, of the islands."""
     bytes_per_round: int
-    """That one island sends; 0 for data parallel."""
+    """That one island sends in H steps; 0 for data parallel."""
+    bytes_at_once: int
+    """The most that it sends in one sync."""
 
 
 def run(setting: Setting) -> Result:
@@ -78,13 +83,14 @@ def run(setting: Setting) -> Result:
     else:
         trainer = Trainer(setting)
         losses = _data_parallel(trainer, streams, setting.num_steps)
-        module, sent = trainer.module, 0
+        module, sent = trainer.module, [0]
     tail = losses[-max(len(losses) // 10, 1) :]
     return Result(
         setting=setting,
         loss=_evaluate(module, _stream(setting, corpus, HELD_OUT)),
         train_loss=sum(tail) / len(tail),
-        bytes_per_round=sent,
+        bytes_per_round=sum(sent),
+        bytes_at_once=max(sent),
     )
 
 
@@ -140,45 +146,67 @@ def _data_parallel(trainer: Trainer, streams: list[TokenStream], num_steps: int)
     return [trainer.step(torch.cat([next(stream) for stream in streams])) for _ in range(num_steps)]
 
 
-def _diloco(setting: Setting, streams: list[TokenStream]) -> tuple[nn.Module, list[float], int]:
+def _diloco(setting: Setting, streams: list[TokenStream]) -> tuple[nn.Module, list[float], list[int]]:
     first, trainers = Trainer(setting), [Trainer(setting) for _ in streams]
     losses = _data_parallel(first, streams, setting.warm_steps)
     for trainer in trainers:
         trainer.follow(first)
-    islands = [Island(trainer.module, CODECS[setting.codec]) for trainer in trainers]
-    start = islands[0].global_flat
-    outer = OuterOptimizer(start.clone(), torch.zeros_like(start), lr=setting.outer_lr, mu=setting.outer_momentum)
-    version, sent, result_due = 0, 0, -1
-    for step in range(1, setting.num_steps - setting.warm_steps + 1):
-        is_last = step == setting.num_steps - setting.warm_steps
+    codec, number = CODECS[setting.codec], setting.num_fragments
+    islands = [StreamingIsland(trainer.module, codec, num_fragments=number) for trainer in trainers]
+    fragments = [FragmentRounds(setting, parts) for parts in zip(*(i.fragments for i in islands), strict=True)]
+    num_closed, num_steps = 0, setting.num_steps - setting.warm_steps
+    for step in range(1, num_steps + 1):
         losses.append(sum(t.step(next(s)) for t, s in zip(trainers, streams, strict=True)) / len(streams))
         for island in islands:
             island.count_step(setting.batch_size * setting.size.context)
-        if is_last and version and islands[0].version < version:
-            _adopt(islands, outer, version)
-        if step % setting.sync_every == 0 or is_last:
-            sent = _close_round(outer, islands)
-            version += 1
-            # The last round is waited for: what is measured are the global parameters.
-            result_due = step if is_last else step + setting.overlap_steps
-        if step == result_due:
-            _adopt(islands, outer, version)
-    return islands[0].module, losses, sent
+        if step == num_steps:
+            # The last rounds are waited for: what is measured are the global parameters.
+            for fragment in fragments:
+                fragment.adopt()
+                fragment.close()
+                fragment.adopt()
+        elif step * number // setting.sync_every > num_closed:
+            fragment = fragments[num_closed % number]
+            num_closed += 1
+            fragment.adopt()
+            fragment.close()
+            fragment.due_step = step + setting.overlap_steps
+        for fragment in fragments:
+            if step == fragment.due_step:
+                fragment.adopt()
+    return islands[0].module, losses, [fragment.sent for fragment in fragments]
 
 
-def _adopt(islands: list[Island], outer: OuterOptimizer, version: int) -> None:
-    for island in islands:
-        island.adopt(outer.parameters, version)
+class FragmentRounds:
+    """The rounds of one fragment, or of the whole model where that is one."""
 
+    def __init__(self, setting: Setting, islands: Sequence[Island]) -> None:
+        self._islands = islands
+        start = islands[0].global_flat
+        self._outer = OuterOptimizer(
+            start.clone(), torch.zeros_like(start), lr=setting.outer_lr, mu=setting.outer_momentum
+        )
+        self._version = 0
+        self.due_step = -1
+        """When the islands adopt what the last round made."""
+        self.sent = 0
+        """Bytes of one contribution."""
 
-def _close_round(outer: OuterOptimizer, islands: list[Island]) -> int:
-    """Everybody contributes, and the outer step is taken; the bytes of one contribution."""
-    for island in islands:
-        island.accepted = island.contribution()
-    pushed = {slot: island.accepted for slot, island in enumerate(islands) if island.accepted is not None}
-    outer.propose({slot: _placed(outer, islands[slot], contribution) for slot, contribution in pushed.items()})
-    outer.commit()
-    return pushed[0].payload.numel()
+    def close(self) -> None:
+        """Everybody contributes, and the outer step is taken."""
+        for island in self._islands:
+            island.accepted = island.contribution()
+        given = [(island, island.accepted) for island in self._islands if island.accepted is not None]
+        self._outer.propose({slot: _placed(self._outer, *each) for slot, each in enumerate(given)})
+        self._outer.commit()
+        self._version += 1
+        self.sent = given[0][1].payload.numel()
+
+    def adopt(self) -> None:
+        """Go on from what the last round made, unless that is done."""
+        for island in self._islands:
+            if island.version < self._version:
+                island.adopt(self._outer.parameters, self._version)
 
 
 def _placed(outer: OuterOptimizer, island: Island, pushed: Pushed) -> Contribution:

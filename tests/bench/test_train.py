@@ -3,7 +3,8 @@
 Loss at equal tokens: a small GPT on the real text of this Python installation's library, two islands, equal batches in
 equal order (see ``local_rounds``). What is compared is the loss on a held-out shard at the end: of plain data parallel,
 which communicates at every step; of synchronous DiLoCo in fp32; of the same with int4 contributions and error feedback;
-and of int4 overlapped, whose result is applied so many steps after the push. The spread is the standard deviation over
+of int4 overlapped, whose result is applied so many steps after the push; and of the same in fragments that sync one
+after another, each every H steps. The spread is the standard deviation over
 seeds; the difference is the mean over seeds of the paired ones, with its own spread, so that a seed that is bad for all
 is bad for none. The inner learning rate was chosen from a grid, see `INNER_LR`; outer learning rate and momentum are
 the paper's, 0.7 and 0.9.
@@ -30,6 +31,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -43,10 +45,12 @@ from tests.diloco.test_parity import needs_torchft
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]
 
 PLAIN, FP32, INT4, OVERLAPPED = "data parallel", "DiLoCo fp32", "DiLoCo int4", "DiLoCo int4 overlapped"
+NUM_FRAGMENTS = 4
+STREAMING = f"the same, {NUM_FRAGMENTS} fragments"
 INNER_LR, TUNED_WIDTH = 4e-3, 64
 """Best of 2e-3, 4e-3 and 8e-3 both for data parallel and for DiLoCo (1000 steps, H 20, 280 together, width 64, first
 seed); for another width in inverse proportion, which keeps the size of an Adam update's effect."""
-METHODS = (PLAIN, FP32, INT4, OVERLAPPED)
+METHODS = (PLAIN, FP32, INT4, OVERLAPPED, STREAMING)
 OVERLAP_FRAC = 1 / 6
 """Of H: the steps between the push and its result."""
 CORES = min(2, os.cpu_count() or 1)
@@ -55,7 +59,9 @@ CORES = min(2, os.cpu_count() or 1)
 def settings(num_steps: int, sync_every: int, num_seeds: int, warm_steps: int, width: int) -> list[Setting]:
     overlap_steps = max(round(OVERLAP_FRAC * sync_every), 1)
 
-    def setting(method: str, seed: int, *, h: int = 0, codec: CodecName = "fp32", overlap: int = 0) -> Setting:
+    def setting(
+        method: str, seed: int, *, h: int = 0, codec: CodecName = "fp32", overlap: int = 0, fragments: int = 1
+    ) -> Setting:
         return Setting(
             method=method,
             seed=seed,
@@ -66,6 +72,7 @@ def settings(num_steps: int, sync_every: int, num_seeds: int, warm_steps: int, w
             warm_steps=warm_steps if h else 0,
             codec=codec,
             overlap_steps=overlap,
+            num_fragments=fragments,
         )
 
     made = []
@@ -73,7 +80,8 @@ def settings(num_steps: int, sync_every: int, num_seeds: int, warm_steps: int, w
         made.append(setting(PLAIN, seed))
         made.append(setting(FP32, seed, h=sync_every))
         made.append(setting(INT4, seed, h=sync_every, codec="int4"))
-        made.append(setting(OVERLAPPED, seed, h=sync_every, codec="int4", overlap=overlap_steps))
+        overlapped = partial(setting, seed=seed, h=sync_every, codec="int4", overlap=overlap_steps)
+        made += [overlapped(OVERLAPPED), overlapped(STREAMING, fragments=NUM_FRAGMENTS)]
     return made
 
 
@@ -97,7 +105,10 @@ def print_losses(results: Sequence[Result], sync_every: int) -> None:
     warm = max(result.setting.warm_steps for result in results)
     tokens = 2 * setting.num_steps * setting.batch_size * setting.size.context
     print(f"\n{setting.num_steps} steps of 2 islands, {tokens:,} bytes of text, H {sync_every}, first {warm} together")
-    print(f"{'':24}{'inner lr':>9}{'loss':>17}{'train':>8}{'to data parallel':>20}{'to DiLoCo fp32':>20}{'sent':>15}")
+    print(
+        f"{'':24}{'inner lr':>9}{'loss':>17}{'train':>8}{'to data parallel':>20}{'to DiLoCo fp32':>20}"
+        f"{'sent':>15}{'at once':>12}"
+    )
     for method in METHODS:
         mine = [result for result in results if result.setting.method == method]
         losses = [result.loss for result in mine]
@@ -107,9 +118,12 @@ def print_losses(results: Sequence[Result], sync_every: int) -> None:
         print(
             f"{method:24}{mine[0].setting.inner_lr:9.0e}{loss:>17}{train_loss:8.4f}"
             f"{shown(differences(results, method, PLAIN)):>20}{shown(differences(results, method, FP32)):>20}"
-            f"{f'{per_step:,.0f} B' if per_step else 'all gradients':>15}"
+            f"{f'{per_step:,.0f} B' if per_step else 'all gradients':>15}{f'{mine[0].bytes_at_once:,}':>12}"
         )
-    print("loss: held-out, nats per byte, mean ± standard deviation over seeds; sent: by one island, per inner step")
+    print(
+        "loss: held-out, nats per byte, mean ± standard deviation over seeds; "
+        "sent: by one island, per inner step; at once: in one sync"
+    )
 
 
 def test_loss_at_equal_tokens(capsys: pytest.CaptureFixture[str]) -> None:
