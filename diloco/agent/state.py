@@ -6,12 +6,14 @@ import asyncio
 import secrets
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from controller.schema import AgentLease
 from diloco.agent.config import IslandSettings
+from diloco.agent.restarts import RestartBook
 from diloco.protocol import SyncCommand
-from diloco.schema import MAX_DETAIL, AgentStatus, Phase, Progress, SyncOutcome, SyncReport
+from diloco.schema import MAX_DETAIL, AgentStatus, Phase, Progress, Protection, SyncOutcome, SyncReport
 from service.errors import WadilocoError
 
 MAX_UNACKNOWLEDGED = 1000
@@ -62,6 +64,11 @@ class AgentState:
     sync_in_flight: SyncCommand | None = None
     epoch: int = 0
     """Newest epoch heard of: what contributions are fenced with."""
+    protection: Protection | None = None
+    newest_snapshot: Callable[[], Protection | None] = lambda: None
+    """`protection` with the newest snapshot in it."""
+    restart_book: RestartBook = field(default_factory=RestartBook)
+    standby_pids: Callable[[], tuple[int, ...]] = tuple
     fatal: WadilocoError | None = None
     """Why the agent gave up."""
     assignment: Assignment | None = None
@@ -167,5 +174,8 @@ class AgentState:
             num_fragments=self.num_fragments,
             codec=self.settings.codec,
             restarts=self.restarts,
+            protection=self.newest_snapshot(),
+            last_restart=self.restart_book.last,
+            standby_pids=self.standby_pids(),
             unacknowledged_syncs=len(self.reports),
         )
