@@ -249,8 +249,7 @@ class Supervisor:
             case ProgressEvent():
                 before = self._state.progress
                 self._state.take_progress(event.progress)
-                # After a restart from a snapshot, what is repeated was counted.
-                self._metrics.take_steps(event.step_times_s, tokens=max(event.progress.tokens - before.tokens, 0))
+                self._metrics.take_steps(event.step_times_s, tokens=event.progress.tokens - before.tokens)
                 if event.progress.phase is Phase.INNER and event.step_times_s:
                     self._standbys.refill()
             case SyncedEvent():
