@@ -14,6 +14,7 @@ from diloco.agent.config import IslandSettings
 from diloco.agent.restarts import RestartBook
 from diloco.protocol import SyncCommand
 from diloco.schema import MAX_DETAIL, AgentStatus, Phase, Progress, Protection, SyncOutcome, SyncReport
+from diloco.vault.layout import Generation
 from service.errors import WadilocoError
 
 MAX_UNACKNOWLEDGED = 1000
@@ -103,6 +104,12 @@ class AgentState:
         self.progress = resume or no_progress()
         self.slot_lost = False
         self.drop_unsynced()
+
+    def start_at(self, newest: Generation | None) -> None:
+        """A snapshot is there that an earlier agent left: the slot is at least so far."""
+        if newest is not None and newest.step > self.progress.step:
+            known = {"step": newest.step, "tokens": newest.tokens, "skipped_steps": newest.skipped}
+            self.progress = self.progress.model_copy(update=known)
 
     def hear_epoch(self, epoch: int) -> None:
         self.epoch = max(self.epoch, epoch)

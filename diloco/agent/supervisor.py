@@ -97,12 +97,16 @@ class Supervisor:
 
     async def run(self, exit_event: asyncio.Event) -> None:
         """Supervise until ``exit_event``; if no worker can be started, note why in the state and end the process."""
-        standbys = asyncio.create_task(self._standbys.run(exit_event))
+        beside = {
+            asyncio.create_task(self._standbys.run(exit_event)),
+            asyncio.create_task(self._protector.keep_on_disk(exit_event)),
+        }
         try:
             await self._supervise(exit_event)
         finally:
-            standbys.cancel()
-            await asyncio.wait({standbys})
+            for task in beside:
+                task.cancel()
+            await asyncio.wait(beside)
             await self._protector.close()
 
     async def _supervise(self, exit_event: asyncio.Event) -> None:
