@@ -124,9 +124,9 @@ class Protector:
                 self._note_protection(event)
             case RestoredEvent() if rank == 0:
                 self._has_restored, self._failed_restores = True, 0
-                self._state.restart_book.restored(event)
-                if event.refused:
+                if event.refused and self._state.restart_book.is_open:
                     logger.warning("snapshots refused reasons=%s", "; ".join(event.refused))
+                self._state.restart_book.restored(event)
             case ProgressEvent() if rank == 0:
                 self.step = event.progress.step
                 if self._state.restart_book.trained(event.progress) is not None:
