@@ -21,6 +21,11 @@ HEARTBEATS_PER_LEASE = 10
 # Silence after which a new process may take over the same agent id without waiting for the lease to end.
 HEARTBEATS_UNTIL_TAKEOVER = 3
 
+# Connections that are open by default: ten thousand sidecars without a relay and those who look on, and for each slot
+# an agent with its long poll and its heartbeats, and a spare with the same.
+SIDECARS = 12_288
+CONNECTIONS_PER_SLOT = 4
+
 
 class ControllerSettings(ServiceSettings):
     """Decide when the islands of one fleet sync."""
@@ -92,6 +97,10 @@ class ControllerSettings(ServiceSettings):
     """Where islands find the synchronizer; told to them when they register."""
     seed: int = Field(default=0, ge=0)
     """Seed of what policies draw."""
+
+    @property
+    def default_connections(self) -> int:
+        return SIDECARS + CONNECTIONS_PER_SLOT * self.num_slots
 
     @property
     def heartbeat_interval_s(self) -> float:

@@ -1,8 +1,8 @@
 """Slots that change hands because an operator says so.
 
 The holder's membership ends first (its epoch is fenced: what it still sends is refused), then it is told to stop; a
-spare that is meant to have the slot gets it in the same moment, any other one with the next tick. Whoever takes it goes
-on from what the slot's holders have reported.
+spare that is meant to have the slot gets it in the same moment. Whoever takes it goes on from what the slot's holders
+have reported.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from controller.metrics import Metrics
+from controller.promises import promised_slots
 from controller.records import AgentRecord, Leaving
 from controller.schema import ControlAction, ControlStep, ControlWhen, DirectiveKind
 from controller.state import FleetState
@@ -54,8 +55,7 @@ class Handover:
         if step.change is ControlAction.RESUME:
             registry.readmit(agent)
             return
-        to_agent = step.to_agent if step.change is ControlAction.SWAP else None
-        leaving = Leaving(action=step.change, to_agent=to_agent)
+        leaving = Leaving(action=step.change, to_agent=step.to_agent)
         if step.when is ControlWhen.AFTER_SYNC:
             registry.order(agent, leaving)
         else:
@@ -68,7 +68,7 @@ class Handover:
 
     def _finish(self, agent: AgentRecord, leaving: Leaving, *, now_s: float) -> None:
         state, slot = self._fleet.state, agent.slot
-        heir = self._heir(leaving) if leaving.action is ControlAction.SWAP else None
+        heir = self._heir(agent, leaving)
         if leaving.action is ControlAction.SWAP and heir is None:
             state.registry.order(agent, None)
             self._fleet.metrics.control_actions.labels(leaving.action, ControlOutcome.CANCELLED).inc()
@@ -85,9 +85,11 @@ class Handover:
         self._fleet.note_recoveries(now_s)
         logger.info("slot given up agent=%s slot=%s why=%s to=%s", agent.agent_id, slot, leaving.action, heir)
 
-    def _heir(self, leaving: Leaving) -> str | None:
-        """The spare that was named while it still waits, else the one that waits longest."""
-        waiting = [spare.agent_id for spare in self._fleet.state.registry.waiting]
+    def _heir(self, agent: AgentRecord, leaving: Leaving) -> str | None:
+        """The spare that was named while it still waits, else the one that waits longest and is promised to nobody."""
+        registry = self._fleet.state.registry
+        waiting = [spare.agent_id for spare in registry.waiting if spare.agent_id != agent.agent_id]
         if leaving.to_agent in waiting:
             return leaving.to_agent
-        return waiting[0] if waiting else None
+        promised = promised_slots(registry.islands, but={agent.agent_id})
+        return next((name for name in waiting if name not in promised), None)

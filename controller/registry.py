@@ -14,13 +14,15 @@ An operator may take a slot from its holder (`release`): a drained agent stays w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pydantic import BaseModel
 
+from controller.live_slots import LiveSlots
 from controller.nonsense import Claim, Known, can_go_on
+from controller.promises import free_slot_for, next_promotion
 from controller.records import AgentRecord, Leaving, Membership
 from controller.roster import Roster
 from controller.schema import AgentRegistration, ControlAction, Heartbeat
@@ -168,7 +170,7 @@ class Registry:
                 if kept is not None and self._can_take(kept, now_s, agent_id=request.agent_id):
                     return kept
         self._vacate_forfeits(now_s)
-        return self._agents.lowest_free
+        return free_slot_for(self._agents, request.agent_id)
 
     def _can_take(self, slot: int, now_s: float, *, agent_id: str) -> bool:
         return slot < self._terms.num_slots and self._holder(slot, now_s, besides=agent_id) is None
@@ -313,13 +315,8 @@ class Registry:
         if not self._agents.num_waiting:
             return
         self._vacate_forfeits(now_s)
-        if self._agents.lowest_free is None:
-            return
-        for agent in self._agents.waiting:
-            slot = self._agents.lowest_free
-            if slot is None:
-                return
-            self._give(agent, slot)
+        while (promotion := next_promotion(self._agents)) is not None:
+            self._give(*promotion)
 
     def _give(self, agent: AgentRecord, slot: int) -> AgentRecord:
         start = self._start_of(slot)
@@ -402,25 +399,6 @@ class Registry:
         if before is None or _seat(before) != _seat(agent):
             self._changes.append(Change(before=before, after=agent))
         return agent
-
-
-class LiveSlots(Mapping[int, "int | None"]):
-    """Slots of live islands, and the version that each trains from (None while it has not said). Always the present."""
-
-    def __init__(self, agents: Roster) -> None:
-        self._agents = agents
-
-    def __getitem__(self, slot: int) -> int | None:
-        agent = self._agents.holder_of(slot)
-        if agent is None or not agent.active:
-            raise KeyError(slot)
-        return agent.progress.round if agent.progress is not None and agent.progress_current else None
-
-    def __iter__(self) -> Iterator[int]:
-        return (agent.slot for agent in self._agents.holders if agent.active and agent.slot is not None)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 def _seat(agent: AgentRecord) -> tuple[Membership, int | None, str]:

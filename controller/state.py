@@ -19,10 +19,11 @@ from controller.island_views import IslandViews
 from controller.journal import Journal
 from controller.journal_reader import unreadable_row
 from controller.journal_tables import recovery_row
+from controller.live_slots import LiveSlots
 from controller.policy import make_policy
 from controller.records import AgentRecord, Configured, RoundEntry
 from controller.recoveries import RecoveryBook
-from controller.registry import LeaseTerms, LiveSlots, Registry
+from controller.registry import LeaseTerms, Registry
 from controller.rounds import KEPT_ROUNDS, RoundBook
 from controller.samples import FUTURE_TOLERANCE_S, SampleBook, SampleLog
 from controller.schema import BudgetSpec, BudgetStatus, PolicySpec, Recovery

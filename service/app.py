@@ -24,6 +24,8 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.admission import Admission, AdmissionCollector
+from service.answers import error_response
 from service.docs import build_docs
 from service.errors import WadilocoError
 from service.settings import ServiceSettings
@@ -57,6 +59,7 @@ def build_app(
     """An application whose background tasks live as long as it does.
 
     ``lifespan(app, tasks)`` is entered with a `Background`; ``app.state.tasks`` holds it while the application runs.
+    ``app.state.admission`` bounds its connections where `service.server` serves it.
     """
 
     @asynccontextmanager
@@ -78,6 +81,8 @@ def build_app(
     )
     app.include_router(build_docs())
     app.state.tasks = None
+    app.state.admission = Admission(settings.connection_limit)
+    registry.register(AdmissionCollector(app.state.admission, settings.service))
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes, larger=larger_bodies)
     app.add_middleware(BodyUntilExit)
     app.add_middleware(HeadAsGet)
@@ -167,16 +172,6 @@ async def _answer_http(_: Request, exc: Exception) -> Response:
     return response
 
 
-def error_response(status: int, kind: str, message: str, field: str | None, remedy: str | None) -> Response:
-    body = {"error": kind, "message": _printable(message), "field": field and _printable(field), "remedy": remedy}
-    return JSONResponse(body, status_code=status)
-
-
-def _printable(text: str) -> str:
-    """Errors quote what was sent, which may be half of a surrogate pair."""
-    return text.encode(errors="backslashreplace").decode()
-
-
 class BearerToken:
     """ASGI middleware: paths under ``/v1`` need ``Authorization: Bearer <token>`` (compared in constant time)."""
 
@@ -247,13 +242,16 @@ class BodyUntilExit:
             return
         complete = False
         due_s = time.monotonic() + BODY_DEADLINE_S
+        exit_wait: asyncio.Task[bool] | None = None
 
         async def receive_until_exit() -> Message:
-            nonlocal complete
+            nonlocal complete, exit_wait
             if complete:
                 return await receive()
             wait_s = min(BODY_IDLE_S, due_s - time.monotonic())
-            message = await _unless_set(tasks.exit, receive(), wait_s=max(0.0, wait_s))
+            # One for all messages: there are hundreds in a large body.
+            exit_wait = exit_wait or asyncio.create_task(tasks.exit.wait())
+            message = await _unless_done(exit_wait, receive(), wait_s=max(0.0, wait_s))
             if message is None and tasks.exit.is_set():
                 raise HTTPException(503, "the process ends, and the body has not arrived")
             if message is None:
@@ -261,19 +259,34 @@ class BodyUntilExit:
             complete = not message.get("more_body", False)
             return message
 
-        with contextlib.suppress(ClientDisconnect):
-            await self._app(scope, receive_until_exit, send)
+        try:
+            with contextlib.suppress(ClientDisconnect):
+                await self._app(scope, receive_until_exit, send)
+        finally:
+            if exit_wait is not None:
+                exit_wait.cancel()
 
 
-async def _unless_set(event: asyncio.Event, message: Awaitable[Message], *, wait_s: float) -> Message | None:
-    """The message, or None when the event is set, or the time is over, before it comes."""
-    waits = (asyncio.ensure_future(message), asyncio.create_task(event.wait()))
+async def _unless_done(end: asyncio.Task[bool], message: Awaitable[Message], *, wait_s: float) -> Message | None:
+    """The message, or None when the task ends, or the time is over, before it comes."""
+    bound = asyncio.timeout(wait_s)
+
+    is_waiting = True
+
+    def give_up(_: asyncio.Task[bool]) -> None:
+        if is_waiting:
+            bound.reschedule(0.0)
+
     try:
-        await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-        return waits[0].result() if waits[0].done() else None
-    finally:
-        for wait in waits:
-            wait.cancel()
+        async with bound:
+            end.add_done_callback(give_up)
+            try:
+                return await message
+            finally:
+                end.remove_done_callback(give_up)
+                is_waiting = False  # it may have been called already, for the next turn of the loop
+    except TimeoutError:
+        return None
 
 
 class BodyLimit:
