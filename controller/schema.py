@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from diloco.schema import DEFAULT_SYNC_TIMEOUT_S, MAX_FRAGMENTS, Progress, Slot, SyncReport
+from diloco.schema import DEFAULT_SYNC_TIMEOUT_S, MAX_FRAGMENTS, Progress, Protection, Restart, Slot, SyncReport
 from service.wire import Order, Wire
 from sidecar.schema import LoadSample, Name
 
@@ -109,6 +109,10 @@ class Heartbeat(Wire):
     progress: Progress | None = None
     syncs: list[SyncReport] = Field(default_factory=list, max_length=1000)
     """Syncs that ended since the last acknowledged heartbeat."""
+    restarts: list[Restart] = Field(default_factory=list, max_length=100)
+    """Recoveries of its workers that ended since the last heartbeat that was answered."""
+    protection: Protection | None = None
+    """What a death would cost now; None without snapshots."""
 
 
 class HeartbeatReply(Wire):

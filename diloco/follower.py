@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from diloco.inbox import Inbox
 from diloco.inner import InnerConfig, InnerLoop
 from diloco.phase import PhaseTeller, Waited
-from diloco.protocol import WorkerConfig
+from diloco.protocol import Event, WorkerConfig
+from diloco.pulse import Pulse
 from diloco.safepoint import (
     STEPS_TO_SPACE_OUT,
     Safepoint,
@@ -23,9 +28,16 @@ from diloco.safepoint import (
 from diloco.scheduling import become_idle, lower_session
 from diloco.team import Action, RankTeam
 from diloco.trainer_schema import TrainerPhase
+from diloco.vault.contents import HotState
+from diloco.vault.guard import Guard
+from diloco.vault.restore import start_of
+from diloco.vault.resumption import RankState
+from diloco.vault.snapshots import Contents
 from diloco.workload import Part, Shard, Workload
 from diloco.workload_loading import build_optimizer, count_tokens, fault, open_batches
 from service.errors import WadilocoError
+
+RECENT_STEPS = 32
 
 
 class Follower:
@@ -40,6 +52,8 @@ class Follower:
         *,
         team: RankTeam,
         safepoint: Safepoint | None,
+        inbox: Inbox,
+        emit: Callable[[Event], None],
     ) -> None:
         self._config = config
         self._workload = workload
@@ -47,26 +61,38 @@ class Follower:
         self._safepoint = safepoint
         shard = Shard(slot=config.slot, num_shards=config.data_shards, seed=config.seed)
         part = Part(rank=config.rank, num_ranks=config.num_ranks)
-        position = config.start_step * config.accumulation_steps
-        self._batches = open_batches(workload, shard, part, position=position)
         self._module = module
         optimizer = build_optimizer(workload, self._module, inner)
+        self._guard = Guard(config, module, optimizer, team=team, inbox=inbox, emit=emit, collect=self._contents)
+        self._chosen = self._guard.choose().chosen
+        start = start_of(config, self._chosen)
+        position = start.step * config.accumulation_steps
+        self._batches = open_batches(workload, shard, part, position=position)
         team.prepare(self._module, optimizer)
         self._inner = InnerLoop(
             self._module,
             inner,
-            step=config.start_step,
+            step=start.step,
             safepoint=safepoint or pass_by,
             loss=workload.loss,
             optimizer=optimizer,
-            average=team.average,
+            average=self._average,
         )
+        self._inner.skipped = start.skipped
         self._taken: list[Any] = []
         """Batches taken from the stream and not yet trained on."""
         self._running_s: list[float] = []
         """Times of the first steps, without that at the gate."""
         self._has_joined = False
         self._phases = PhaseTeller(config.gate, slot=config.slot, waited=self._waited)
+        self._recent_s: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._pulse = Pulse(
+            emit,
+            timeout_s=config.failure_timeout_s,
+            is_waiting=lambda: self._waited().is_waiting,
+            step_time_s=lambda: statistics.median(list(self._recent_s)) if self._recent_s else None,
+        )
+        self._pulse.start()
 
     def run(self) -> None:
         """Follow until rank 0 says stop.
@@ -78,13 +104,39 @@ class Follower:
         self._phases.start()
         try:
             self._team.meet()
+            self._restore()
             if self._safepoint is None:
                 self._follow()
             else:
                 self._follow_between(self._safepoint)
         finally:
+            self._pulse.close()
+            self._guard.close()
             self._phases.close()
             self._team.close()
+
+    def _restore(self) -> None:
+        """Go on from what all ranks have."""
+        chosen = self._chosen
+        if chosen is not None:
+            self._guard.load(chosen)
+            self._inner.loss = RankState.of(chosen.generation.state).loss
+            self._guard.go_on_from(chosen)
+
+    def _average(self, loss: Tensor) -> Tensor:
+        """Gradients of all ranks; from then on parameters change."""
+        self._guard.settle()
+        return self._team.average(loss)
+
+    def _contents(self, hot: HotState) -> Contents:
+        """What a snapshot at this step boundary is of."""
+        return Contents(
+            step=self._inner.step,
+            tokens=0,
+            skipped=self._inner.skipped,
+            hot=hot.capture(),
+            state=RankState(loss=self._inner.loss).model_dump(mode="json", exclude_none=True),
+        )
 
     def _follow_between(self, safepoint: Safepoint) -> None:
         """As rank 0: with safepoints at every layer, and from the first few steps on at as many as are worth it."""
@@ -111,8 +163,13 @@ class Follower:
                     self._phases.enter(TrainerPhase.SYNC)
                     self._team.verify(self._module)
                 case Action.SHARE:
+                    self._guard.settle()
                     self._team.take_over(self._module)
                     self._join()
+                case Action.SNAPSHOT:
+                    self._guard.take()
+                case Action.KEEP:
+                    self._guard.keep()
                 case Action.HOLD:
                     pass
         return False
@@ -122,11 +179,14 @@ class Follower:
         if not self._has_joined and self._config.idle_priority:
             become_idle()
             lower_session()
+        if not self._has_joined and self._chosen is not None:
+            self._guard.load_random(self._chosen)
         self._has_joined = True
 
     def _take_step(self) -> None:
         """One inner step with the other ranks, unless it is given up: then its batches are taken again."""
         started_s, waited_s = time.perf_counter(), self._waited().total_s
+        self._pulse.begin_step(self._inner.step)
         self._team.begin_step()
         try:
             if self._safepoint is not None:
@@ -135,11 +195,14 @@ class Follower:
         except YieldInterrupted:
             return
         finally:
+            self._pulse.end_step()
             if self._safepoint is not None:
                 self._safepoint.end_step()
+        self._recent_s.append(time.perf_counter() - started_s)
         if len(self._running_s) < STEPS_TO_SPACE_OUT:
             self._running_s.append(time.perf_counter() - started_s - (self._waited().total_s - waited_s))
         self._taken = []
+        self._guard.follow_step()
 
     def _train_on_batches(self) -> None:
         """Take the inner step.

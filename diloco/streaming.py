@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
@@ -25,7 +26,7 @@ from diloco.codec import CODECS, Codec
 from diloco.errors import ManifestError
 from diloco.exchange import Exchange
 from diloco.fragment import manifest_of, wire_bytes
-from diloco.island import Capture, Island
+from diloco.island import Capture, Contribution, Island
 from diloco.partition import cut, joined
 from diloco.protocol import SyncCommand
 from diloco.same_run import check_cut, check_model, check_origin
@@ -122,6 +123,7 @@ class StreamingExchange(Syncs):
         self._slot = slot
         self._origin = ""
         """What the run began from, where several synchronizers have to agree on it."""
+        self._before_push: Callable[[int, Contribution], None] = lambda *_: None
         self._exchanges = self._open()
 
     def join(self, *, deadline_s: float, num_fragments: int | None = None) -> None:
@@ -178,6 +180,47 @@ class StreamingExchange(Syncs):
         if self._shards.count == 1:
             return ""
         return origin_of(self._island.manifest, self._island.num_fragments, *map(wire_bytes, self._flats))
+
+    def continue_as(self, num_fragments: int) -> None:
+        """Be an island of a run with so many fragments, without joining it: an earlier process has."""
+        self._cut(num_fragments)
+
+    def meet_run(self, look: Look) -> None:
+        """See that the run is what this island was a part of, wherever it is held.
+
+        Raises:
+            ManifestError: it trains another model, or cuts it in another way.
+        """
+        for state in look.states.values():
+            if state.initialized:
+                check_model(state, self._island.manifest)
+                check_cut(state, self._island.manifests)
+        self._origin = next(iter(look.origins), "")
+
+    def start_from(self, fragment: int, version: int, *, deadline_s: float) -> None:
+        """Drop the progress of one fragment, and go on from its global parameters, ``version`` or newer."""
+        self._exchanges[fragment].start_from(version, deadline_s=deadline_s)
+
+    def offered(self, fragment: int) -> Contribution | None:
+        """What was pushed without an answer."""
+        return self._exchanges[fragment].offered
+
+    def offer_again(self, fragment: int, contribution: Contribution) -> None:
+        """The next sync pushes it, which is a repetition if it has arrived already."""
+        self._exchanges[fragment].offered = contribution
+
+    def turn_of(self, command: SyncCommand) -> int:
+        """The fragment that `capture` is of."""
+        return self._turn_of(command)
+
+    def before_push(self, call: Callable[[int, Contribution], None]) -> None:
+        """Have this called with each contribution and its fragment, on the thread of the sync, before it travels."""
+        self._before_push = call
+        self._watch_pushes(self._exchanges)
+
+    def _watch_pushes(self, exchanges: Iterable[Exchange]) -> None:
+        for index, exchange in enumerate(exchanges):
+            exchange.before_push = partial(self._before_push, index)
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -292,7 +335,7 @@ class StreamingExchange(Syncs):
             self._exchanges = self._open()
 
     def _open(self) -> tuple[Exchange, ...]:
-        return tuple(
+        exchanges = tuple(
             Exchange(
                 fragment,
                 self._shards.of(index),
@@ -304,3 +347,5 @@ class StreamingExchange(Syncs):
             )
             for index, fragment in enumerate(self._island.fragments)
         )
+        self._watch_pushes(exchanges)
+        return exchanges

@@ -124,6 +124,26 @@ class IslandSettings(InnerSettings, DryRunSettings):
     gate_trickle_s: float = Field(default=10.0, gt=0, le=3600)
     """Seconds per inner step of that trickle."""
 
+    vault: bool = True
+    """Keep snapshots of the workers' training state in shared memory: a worker that dies is replaced, and the next one
+    goes on from there with the same weights."""
+    vault_dir: Path | None = None
+    """Folder in memory for these snapshots, by default /dev/shm. They take about seven times the model's bytes with
+    AdamW, ten with codec int8 or int4; the exact size is logged."""
+    snapshot_dir: Path | None = None
+    """Folder on a disk that outlives this host's memory: a snapshot is copied there now and then, beside the training,
+    and at an orderly end. The last two are kept."""
+    snapshot_every_s: float = Field(default=300.0, ge=1, le=86_400)
+    """Time between two such copies."""
+    resume: bool = False
+    """Go on from what an earlier agent of this name and slot left: snapshots in memory, or else in snapshot_dir."""
+    standby_workers: int | None = Field(default=None, ge=0, le=MAX_RANKS)
+    """Workers in reserve, with all imports done: a dead one's successor trains again sooner. By default one per rank; 0
+    keeps none. Each takes about 0.3 GB of memory."""
+    failure_timeout_s: float = Field(default=10.0, ge=1, le=600)
+    """The one timeout of failure detection: a worker that is silent for so long, or whose steps get nowhere for twice
+    as long without a reason, is killed and replaced. A dead one is seen at once."""
+
     tensorboard: Path | None = None
     """Folder for TensorBoard: the worker writes loss, learning rate, tokens and norms, and bytes, blocked time and
     staleness of each outer step, to a folder slot-N in it."""
@@ -171,6 +191,8 @@ class IslandSettings(InnerSettings, DryRunSettings):
             )
         if self.slot is not None and self.slot >= self.data_shards:
             raise ValueError(f"slot {self.slot} has no shard of the data: data_shards is {self.data_shards}")
+        if self.snapshot_dir is not None and not self.vault:
+            raise ValueError("snapshot_dir takes its copies from the vault: leave out no_vault, or snapshot_dir")
         if self.restart_backoff_max_s < self.restart_backoff_s:
             raise ValueError("restart_backoff_max_s must not be below restart_backoff_s")
         return self

@@ -185,15 +185,23 @@ class ControllerLink:
 
     async def _beat(self, lease: AgentLease) -> None:
         state = self._state
-        sent = list(state.reports)
+        sent, restarts = list(state.reports), list(state.restart_book.untold)
         heartbeat = Heartbeat(
-            instance=state.instance, epoch=lease.epoch, t_s=time.time(), progress=state.progress, syncs=sent
+            instance=state.instance,
+            epoch=lease.epoch,
+            t_s=time.time(),
+            progress=state.progress,
+            syncs=sent,
+            restarts=restarts,
+            protection=state.newest_snapshot(),
         )
         reply = await self._ask(
             HeartbeatReply, "POST", f"{self._agent}/heartbeat", json=heartbeat.model_dump(mode="json")
         )
         for _ in range(min(reply.syncs_acknowledged, len(sent), len(state.reports))):
             state.reports.popleft()
+        for _ in range(min(len(restarts), len(state.restart_book.untold))):
+            state.restart_book.untold.popleft()
         state.hear_epoch(reply.epoch)
         if reply.autonomy != lease.autonomy and state.lease is lease:
             state.lease = state.limits_lease = lease.model_copy(update={"autonomy": reply.autonomy})

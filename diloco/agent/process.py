@@ -7,11 +7,12 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from diloco.agent.config import IslandSettings
 from diloco.protocol import EVENTS, Command, Event, WorkerConfig
 from service.child import module_command, module_environment
 
@@ -31,18 +32,26 @@ class WorkerProcess:
 
     @classmethod
     async def start(cls, config: WorkerConfig) -> WorkerProcess:
-        """Start a worker; it reads its configuration from the pipe, so that the token is in no process list."""
+        """Start a worker with its configuration."""
+        worker = await cls.spawn("diloco.worker", threads=config.threads, environment=gpu_environment(config))
+        worker.configure(config)
+        return worker
+
+    @classmethod
+    async def spawn(cls, module: str, *arguments: str, threads: int, environment: Mapping[str, str]) -> WorkerProcess:
+        """Start a process that reads its configuration from the pipe, so that the token is in no process list."""
         environment = {
             **os.environ,
             **module_environment(),
-            "OMP_NUM_THREADS": str(config.threads),
+            "OMP_NUM_THREADS": str(threads),
             # Otherwise OpenMP threads spin on the core of the engine while the trainer is descheduled.
             "OMP_WAIT_POLICY": "PASSIVE",
             "PYTHONUNBUFFERED": "1",
-            **gpu_environment(config),
+            **environment,
         }
         process = await asyncio.create_subprocess_exec(
-            *module_command("diloco.worker"),
+            *module_command(module),
+            *arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=MAX_LINE_BYTES,
@@ -50,9 +59,11 @@ class WorkerProcess:
             # Ctrl-C in a terminal goes to the agent alone, which stops the worker in order.
             start_new_session=True,
         )
-        worker = cls(process)
-        worker._write(config.model_dump_json())
-        return worker
+        return cls(process)
+
+    def configure(self, config: WorkerConfig) -> None:
+        """Tell it what to be, once."""
+        self._write(config.model_dump_json())
 
     @property
     def pid(self) -> int:
@@ -70,13 +81,24 @@ class WorkerProcess:
             except ValidationError as exc:
                 logger.warning("dropped a line that is no event pid=%d error=%s", self.pid, exc.errors()[0]["msg"])
 
+    async def first_event(self) -> Event | None:
+        """The next thing that it says; None when it says nothing any more."""
+        async with contextlib.aclosing(self.events()) as events:
+            async for event in events:
+                return event
+        return None
+
+    def kill(self) -> None:
+        """At once, also where it is stopped or hangs."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+
     async def end(self, grace_s: float) -> int:
         """See that it is gone, killed if it is not by itself within ``grace_s``; returns its exit code."""
         try:
             return await asyncio.wait_for(self.process.wait(), grace_s)
         except (TimeoutError, asyncio.CancelledError):
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
+            self.kill()
             return await self._wait_killed()
 
     async def _wait_killed(self) -> int:
@@ -93,7 +115,7 @@ class WorkerProcess:
             self.process.stdin.write(line.encode() + b"\n")
 
 
-def gpu_environment(config: WorkerConfig) -> dict[str, str]:
+def gpu_environment(config: WorkerConfig | IslandSettings) -> dict[str, str]:
     """What CUDA reads when a process first uses it. Without an MPS daemon it changes nothing."""
     chosen = (
         {"CUDA_MPS_CLIENT_PRIORITY": os.environ.get("CUDA_MPS_CLIENT_PRIORITY", "1")} if config.idle_priority else {}

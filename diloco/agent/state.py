@@ -6,12 +6,15 @@ import asyncio
 import secrets
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from controller.schema import AgentLease
 from diloco.agent.config import IslandSettings
+from diloco.agent.restarts import RestartBook
 from diloco.protocol import SyncCommand
-from diloco.schema import MAX_DETAIL, AgentStatus, Phase, Progress, SyncOutcome, SyncReport
+from diloco.schema import MAX_DETAIL, AgentStatus, Phase, Progress, Protection, SyncOutcome, SyncReport
+from diloco.vault.layout import Generation
 from service.errors import WadilocoError
 
 MAX_UNACKNOWLEDGED = 1000
@@ -64,6 +67,11 @@ class AgentState:
     syncs_begun: int = 0
     epoch: int = 0
     """Newest epoch heard of: what contributions are fenced with."""
+    protection: Protection | None = None
+    newest_snapshot: Callable[[], Protection | None] = lambda: None
+    """`protection` with the newest snapshot in it."""
+    restart_book: RestartBook = field(default_factory=RestartBook)
+    standby_pids: Callable[[], tuple[int, ...]] = tuple
     fatal: WadilocoError | None = None
     """Why the agent gave up."""
     assignment: Assignment | None = None
@@ -98,6 +106,12 @@ class AgentState:
         self.progress = resume or no_progress()
         self.slot_lost = False
         self.drop_unsynced()
+
+    def start_at(self, newest: Generation | None) -> None:
+        """A snapshot is there that an earlier agent left: the slot is at least so far."""
+        if newest is not None and newest.step > self.progress.step:
+            known = {"step": newest.step, "tokens": newest.tokens, "skipped_steps": newest.skipped}
+            self.progress = self.progress.model_copy(update=known)
 
     def hear_epoch(self, epoch: int) -> None:
         self.epoch = max(self.epoch, epoch)
@@ -181,5 +195,8 @@ class AgentState:
             num_fragments=self.num_fragments,
             codec=self.settings.codec,
             restarts=self.restarts,
+            protection=self.newest_snapshot(),
+            last_restart=self.restart_book.last,
+            standby_pids=self.standby_pids(),
             unacknowledged_syncs=len(self.reports),
         )

@@ -1,6 +1,6 @@
 """Keeps the rank workers of the assigned slot running: starts them, sees a death at once, starts again where they were.
 
-When one of several ranks dies, all start again together, from the last global parameters.
+When one of several ranks dies, all start again together. What they go on from is the protector's to say.
 """
 
 from __future__ import annotations
@@ -14,24 +14,29 @@ from enum import StrEnum
 from diloco.agent.config import IslandSettings
 from diloco.agent.crew import Crew
 from diloco.agent.metrics import IslandMetrics
+from diloco.agent.outer_log import log_outer_step
+from diloco.agent.process import WorkerProcess, gpu_environment
+from diloco.agent.protector import Protector
 from diloco.agent.rendezvous import RankStore
-from diloco.agent.rules import backoff_s, deaths_in_a_row, rank_cores, rank_threads, request_timeout_s
+from diloco.agent.rules import backoff_s, deaths_in_a_row
+from diloco.agent.standby import Standbys
 from diloco.agent.state import AgentState, Assignment
+from diloco.agent.worker_config import worker_config
 from diloco.corpus import CorpusWatch
 from diloco.protocol import (
     Event,
     FailedEvent,
-    GroupPlace,
     PauseCommand,
     ProgressEvent,
     ReadyEvent,
     ResumeCommand,
     SkippedEvent,
+    StandbyNeeds,
     SyncCommand,
     SyncedEvent,
     WorkerConfig,
 )
-from diloco.schema import SyncReport
+from diloco.schema import Phase, SyncReport
 from service.errors import ConfigError, ConflictError, InputError, UnavailableError, WadilocoError
 from service.tasks import wait_for_exit
 
@@ -66,6 +71,18 @@ class Supervisor:
         self._failure: FailedEvent | None = None
         self._ever_ready = False
         self._corpus = CorpusWatch(settings.data)
+        self._protector = Protector(settings, state)
+        self._standbys = Standbys(
+            settings.standby_workers if settings.standby_workers is not None else settings.ranks,
+            threads=settings.threads,
+            environment=gpu_environment(settings),
+            needs=StandbyNeeds(
+                modules=("transformers",) if settings.hf_model is not None else (),
+                corpus=settings.data if settings.hf_model is None and settings.workload is None else None,
+            ),
+        )
+        state.standby_pids = lambda: self._standbys.pids
+        state.newest_snapshot = self._protector.protection
 
     def start_sync(self, command: SyncCommand) -> None:
         """Pass a sync on, as soon as a worker has joined the run: the other islands of the round wait for it."""
@@ -86,15 +103,31 @@ class Supervisor:
 
     async def run(self, exit_event: asyncio.Event) -> None:
         """Supervise until ``exit_event``; if no worker can be started, note why in the state and end the process."""
-        start_failures = deaths = 0
+        beside = {
+            asyncio.create_task(self._standbys.run(exit_event)),
+            asyncio.create_task(self._protector.keep_on_disk(exit_event)),
+        }
+        try:
+            await self._supervise(exit_event)
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.wait(beside)
+            await self._protector.close()
+
+    async def _supervise(self, exit_event: asyncio.Event) -> None:
+        start_failures = deaths = furthest = 0
         last_slot: int | None = None
         while not exit_event.is_set():
             assignment = await self._next_assignment(exit_event)
             if assignment is None:
                 return
             if last_slot != assignment.slot or self._state.slot_lost:
+                if last_slot is not None:
+                    await self._protector.forget()
                 self._state.start_slot(assignment.slot)
             last_slot = assignment.slot
+            await self._protector.take_slot(assignment.slot)
             started_s = time.monotonic()
             try:
                 await asyncio.to_thread(self._corpus.check)
@@ -108,17 +141,20 @@ class Supervisor:
             if ended is not Ended.DIED:
                 continue
             self._state.restarts += 1
-            self._state.drop_unsynced()
+            self._protector.worker_died(was_ready=self._ever_ready)
             start_failures = 0 if self._ever_ready else start_failures + 1
             fatal = self._give_up(start_failures)
             if fatal is not None:
                 self._end_process(fatal)
                 return
-            deaths = deaths_in_a_row(deaths, lived_s=time.monotonic() - started_s)
+            got_further, furthest = self._protector.step > furthest, max(furthest, self._protector.step)
+            deaths = deaths_in_a_row(deaths, lived_s=time.monotonic() - started_s, got_further=got_further)
             self._metrics.restarts.inc()
             pause_s = backoff_s(
                 deaths, first_s=self._settings.restart_backoff_s, longest_s=self._settings.restart_backoff_max_s
             )
+            if deaths == 1 and self._ever_ready:
+                pause_s = 0.0  # it had trained: what there is to wait for shows when it dies again
             logger.warning("restarting the worker step=%d pause_s=%.1f", self._state.progress.step, pause_s)
             await wait_for_exit(exit_event, pause_s)
 
@@ -139,8 +175,20 @@ class Supervisor:
         """The life of the workers of one start, until the last event that they wrote."""
         self._failure, self._ever_ready = None, False
         self._group_epoch += 1
-        configs = [self._worker_config(assignment, rank) for rank in range(self._settings.ranks)]
-        crew = self._crew = await Crew.start(configs, self._take)
+        configs = [
+            worker_config(
+                self._settings,
+                self._state,
+                assignment,
+                rank=rank,
+                store=self._store,
+                group_epoch=self._group_epoch,
+                vault=self._protector.place(rank),
+            )
+            for rank in range(self._settings.ranks)
+        ]
+        crew = self._crew = await Crew.start(configs, self._take, hire=self._hire)
+        watch = asyncio.create_task(self._protector.watch(crew))
         self._state.worker_pids = crew.pids
         for rank, pid in enumerate(crew.pids):
             step = self._state.progress.step
@@ -154,11 +202,17 @@ class Supervisor:
                 await crew.stop(self._settings.stop_timeout_s)
         finally:
             stopping.cancel()
+            watch.cancel()
+            lost = crew.first_lost
+            if ended is Ended.DIED:
+                self._protector.noticed(lost)
             exits = await crew.end()
             self._crew = None
             self._state.worker_ended()
             if self._state.sync_in_flight is not None and ended is not Ended.DIED:
                 self._report_failed(self._state.sync_in_flight, "the worker ended during the sync")
+        if ended is Ended.DIED:
+            self._protector.explain(exits, lost, self._failure.message if self._failure else "")
         for each in exits:
             logger.log(
                 logging.WARNING if ended is Ended.DIED else logging.INFO,
@@ -171,7 +225,18 @@ class Supervisor:
             )
         return ended
 
+    async def _hire(self, config: WorkerConfig) -> WorkerProcess:
+        """A worker that is ready, where there is one; a new one otherwise."""
+        worker = self._standbys.take()
+        if worker is None:
+            return await WorkerProcess.start(config)
+        worker.configure(config)
+        return worker
+
     def _take(self, rank: int, event: Event) -> None:
+        answer = self._protector.take(rank, event)
+        if answer is not None and self._crew is not None:
+            self._crew.answer(rank, answer)
         if isinstance(event, FailedEvent):
             self._note_failure(event)
         elif rank == 0:
@@ -190,11 +255,14 @@ class Supervisor:
                 self._state.num_parameters = event.num_parameters
                 self._state.num_fragments = event.num_fragments
                 self.apply_pause(self._state.paused)
-                self._catch_up_on_sync(event.version)
+                if not event.resumes_sync:
+                    self._catch_up_on_sync(event.version)
             case ProgressEvent():
                 before = self._state.progress
                 self._state.take_progress(event.progress)
                 self._metrics.take_steps(event.step_times_s, tokens=event.progress.tokens - before.tokens)
+                if event.progress.phase is Phase.INNER and event.step_times_s:
+                    self._standbys.refill()
             case SyncedEvent():
                 self._state.take_report(event.report, serial=event.serial)
                 self._note_sync(event.report)
@@ -218,7 +286,7 @@ class Supervisor:
 
     def _note_sync(self, report: SyncReport) -> None:
         self._metrics.take_sync(report)
-        _log_outer_step(report, loss=self._state.progress.loss)
+        log_outer_step(report, loss=self._state.progress.loss)
 
     def _give_up(self, start_failures: int) -> WadilocoError | None:
         """The reason not to start another worker."""
@@ -230,40 +298,6 @@ class Supervisor:
             return UnavailableError(f"the worker failed {start_failures} times at its start: {why}", field="worker")
         return None
 
-    def _worker_config(self, assignment: Assignment, rank: int) -> WorkerConfig:
-        settings, progress, lease = self._settings, self._state.progress, self._state.limits_lease
-        chosen = {name: getattr(settings, name) for name in WorkerConfig.model_fields.keys() & settings_fields()}
-        chosen |= {
-            "slot": assignment.slot,
-            "rank": rank,
-            "num_ranks": settings.ranks,
-            "group": self._group_place(assignment),
-            "cores": rank_cores(settings.cores, rank=rank, num_ranks=settings.ranks),
-            "threads": rank_threads(settings.threads, rank=rank, num_ranks=settings.ranks),
-            "synchronizer_url": assignment.synchronizer_url,
-            "timeout_s": request_timeout_s(settings.request_timeout_s, lease),
-            "num_fragments": settings.num_fragments if lease is None else lease.num_fragments,
-            "start_step": progress.step,
-            "start_tokens": progress.tokens,
-            "start_skipped": progress.skipped_steps,
-        }
-        return WorkerConfig.model_validate(chosen)
-
-    def _group_place(self, assignment: Assignment) -> GroupPlace | None:
-        if self._store is None:
-            return None
-        return GroupPlace(
-            store_url=self._store.url,
-            store_token=self._store.token,
-            name=f"{self._state.instance}/slot-{assignment.slot}",
-            epoch=self._group_epoch,
-            timeout_s=self._settings.group_timeout_s,
-        )
-
-
-def settings_fields() -> set[str]:
-    return set(IslandSettings.model_fields)
-
 
 async def _first_of(*events: asyncio.Event) -> None:
     tasks = [asyncio.create_task(event.wait()) for event in events]
@@ -272,29 +306,3 @@ async def _first_of(*events: asyncio.Event) -> None:
     finally:
         for task in tasks:
             task.cancel()
-
-
-def _log_outer_step(report: SyncReport, *, loss: float | None) -> None:
-    pushed_s = report.pushed_s
-    logger.info(
-        "outer step round=%d outcome=%s inner_steps=%d tokens=%d loss=%s update_norm=%s push_s=%s total_s=%.3f "
-        "blocked_s=%.3f bytes_pushed=%d bytes_pulled=%d autonomous=%s staleness=%d%s",
-        report.round,
-        report.outcome,
-        report.inner_steps,
-        report.tokens,
-        _shown(loss),
-        _shown(report.update_norm),
-        _shown(pushed_s - report.started_s if pushed_s is not None else None),
-        report.finished_s - report.started_s,
-        report.kept_from_steps_s,
-        report.bytes_pushed,
-        report.bytes_pulled,
-        report.autonomous,
-        report.staleness,
-        f" detail={report.detail}" if report.detail else "",
-    )
-
-
-def _shown(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.4f}"

@@ -88,9 +88,9 @@ class Member:
 
     def move_to(self, client: SynchronizerClient) -> None:
         """Speak to another synchronizer from now on, with nothing forgotten."""
-        offered = self.exchange._offered
+        offered = self.exchange.offered
         self.exchange = Exchange(self.island, client, slot=self.slot)
-        self.exchange._offered = offered
+        self.exchange.offered = offered
 
     def train(self, change: float | Tensor, *, tokens: int = 10) -> None:
         unflatten_into(self.local + change, self.island.module)
