@@ -100,7 +100,11 @@ def own_beat(beat: Heartbeat, correction_s: float) -> Heartbeat:
         return beat
     progress = None if beat.progress is None else progress_at(beat.progress, -correction_s)
     syncs = [_own_report(report, correction_s) for report in beat.syncs]
-    return moved(beat, -correction_s, "t_s").model_copy(update={"progress": progress, "syncs": syncs})
+    restores = tuple(
+        moved(restore, -correction_s, "began_s", "fetched_s", "loaded_s", "first_step_s") for restore in beat.restores
+    )
+    changes = {"progress": progress, "syncs": syncs, "restores": restores}
+    return moved(beat, -correction_s, "t_s").model_copy(update=changes)
 
 
 def _own_report(report: SyncReport, correction_s: float) -> SyncReport:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from controller.schema import Heartbeat
+from diloco.recovery_schema import RestoreReport
 from diloco.schema import Phase, Progress, SyncReport
 from service.errors import InputError
 
@@ -86,6 +87,8 @@ def check_heartbeat(beat: Heartbeat, known: Known, *, now_s: float) -> None:
         _check_growth(beat.progress, known, now_s)
     for index, report in enumerate(beat.syncs):
         _check_sync(report, f"syncs.{index}", known, now_s)
+    for index, restore in enumerate(beat.restores):
+        _check_restore(restore, f"restores.{index}", now_s)
 
 
 def _check_alone(progress: Progress, now_s: float) -> None:
@@ -145,6 +148,14 @@ def _check_sync(report: SyncReport, where: str, known: Known, now_s: float) -> N
     _at_most(report.blocked_s, report.finished_s - report.started_s + CLOCK_TOLERANCE_S, f"{where}.blocked_s")
     _not_in_future(report.pushed_s, f"{where}.pushed_s", now_s)
     _not_in_future(report.finished_s, f"{where}.finished_s", now_s)
+
+
+def _check_restore(restore: RestoreReport, where: str, now_s: float) -> None:
+    _at_most(restore.step, LIMITS["step"], f"{where}.step")
+    _at_most(restore.steps_lost, LIMITS["step"], f"{where}.steps_lost")
+    _not_in_future(restore.first_step_s, f"{where}.first_step_s", now_s)
+    if restore.first_step_s < restore.began_s:
+        raise _nonsense("is before the recovery began", f"{where}.first_step_s")
 
 
 def _check_round(round_: int, where: str, known: Known, now_s: float) -> None:

@@ -6,24 +6,27 @@ left, lost its lease, or was silent for three heartbeats (a kill -9 and restart 
 
 An agent holds the epoch of its own membership (``granted_epoch``) or a later one; a heartbeat with an older one comes
 from before its lease was lost, and is refused so that it registers again. Others joining makes nobody's epoch too old.
-The slot of a lost agent is kept for it for one more lease, then the longest-waiting spare gets it: its next heartbeat
-is refused by the same rule, and its registration answers with the slot.
+The slot of a lost agent is kept for it for one more lease, then a spare gets it: the one with the newest replica of the
+slot's state, else the longest-waiting. Its next heartbeat is refused by the same rule, and its registration answers
+with the slot. Of an agent whose process is known to be gone (`give_up`) nothing is kept.
 
 An operator may take a slot from its holder (`release`): a drained agent stays without one until it is resumed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pydantic import BaseModel
 
+from controller.live_slots import LiveSlots
 from controller.nonsense import Claim, Known, can_go_on
 from controller.records import AgentRecord, Leaving, Membership
 from controller.roster import Roster
 from controller.schema import AgentRegistration, ControlAction, Heartbeat
+from controller.takers import best_taker
 from diloco.schema import Phase, Progress, SyncOutcome
 from service.errors import ConflictError, InputError
 
@@ -256,6 +259,8 @@ class Registry:
             changes |= {"progress": beat.progress, "progress_told_s": now_s, "progress_current": current}
         elif beat.syncs:
             changes |= {"progress_current": False}
+        if beat.replicas is not None:
+            changes |= {"replicas": beat.replicas}
         return self._set(agent, **changes)
 
     def leave(self, agent_id: str, instance: str) -> AgentRecord:
@@ -263,7 +268,16 @@ class Registry:
         agent = self.check(agent_id, instance)
         if agent.slot is not None:
             self._next_epoch()
-        return self._set(agent, membership=Membership.LEFT, slot=None, **_end_of_order(agent))
+        return self._set(agent, membership=Membership.LEFT, slot=None, replicas=(), **_end_of_order(agent))
+
+    def give_up(self, agent: AgentRecord, *, now_s: float) -> AgentRecord:
+        """The process of an active agent is gone for certain: its slot is kept for nobody, and a spare has it now."""
+        if agent.slot is not None:
+            self._next_epoch()
+        ended = {"membership": Membership.GONE, "slot": None, "progress_current": False, "replicas": ()}
+        gone = self._set(agent, **ended, **_end_of_order(agent))
+        self._promote(now_s)
+        return gone
 
     def expire(self, now_s: float) -> list[AgentRecord]:
         """Take the leases of silent agents, and hand slots that became free to waiting ones; returns the lost ones."""
@@ -315,11 +329,11 @@ class Registry:
         self._vacate_forfeits(now_s)
         if self._agents.lowest_free is None:
             return
-        for agent in self._agents.waiting:
-            slot = self._agents.lowest_free
-            if slot is None:
-                return
-            self._give(agent, slot)
+        waiting = self._agents.waiting
+        while waiting and (slot := self._agents.lowest_free) is not None:
+            taker = best_taker(waiting, slot)
+            waiting.remove(taker)
+            self._give(taker, slot)
 
     def _give(self, agent: AgentRecord, slot: int) -> AgentRecord:
         start = self._start_of(slot)
@@ -404,25 +418,6 @@ class Registry:
         return agent
 
 
-class LiveSlots(Mapping[int, "int | None"]):
-    """Slots of live islands, and the version that each trains from (None while it has not said). Always the present."""
-
-    def __init__(self, agents: Roster) -> None:
-        self._agents = agents
-
-    def __getitem__(self, slot: int) -> int | None:
-        agent = self._agents.holder_of(slot)
-        if agent is None or not agent.active:
-            raise KeyError(slot)
-        return agent.progress.round if agent.progress is not None and agent.progress_current else None
-
-    def __iter__(self) -> Iterator[int]:
-        return (agent.slot for agent in self._agents.holders if agent.active and agent.slot is not None)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
 def _seat(agent: AgentRecord) -> tuple[Membership, int | None, str]:
     return agent.membership, agent.slot, agent.instance
 
@@ -455,4 +450,7 @@ def _identity(request: AgentRegistration) -> dict[str, Any]:
         "server_id": request.server_id,
         "url": request.url,
         "num_parameters": request.num_parameters,
+        "keeps_replicas": request.keeps_replicas,
+        "hands_over": request.hands_over,
+        "replicas": request.replicas,
     }

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from controller.buddy_book import BuddyBook
 from controller.budget import check_budget, new_period, with_sync_spent, with_sync_started
 from controller.clock import not_ahead
 from controller.config import ControllerSettings
@@ -19,10 +20,11 @@ from controller.island_views import IslandViews
 from controller.journal import Journal
 from controller.journal_reader import unreadable_row
 from controller.journal_tables import recovery_row
+from controller.live_slots import LiveSlots
 from controller.policy import make_policy
 from controller.records import AgentRecord, Configured, RoundEntry
 from controller.recoveries import RecoveryBook
-from controller.registry import LeaseTerms, LiveSlots, Registry
+from controller.registry import LeaseTerms, Registry
 from controller.rounds import KEPT_ROUNDS, RoundBook
 from controller.samples import FUTURE_TOLERANCE_S, SampleBook, SampleLog
 from controller.schema import BudgetSpec, BudgetStatus, PolicySpec, Recovery
@@ -65,6 +67,12 @@ class FleetState:
             agents=agents,
         )
         self.registry.grace(now_s)
+        self.buddies = BuddyBook(
+            journal,
+            meta,
+            factor=settings.replication_factor,
+            allow_same_node=settings.allow_same_node_buddies,
+        )
         seen_s = max((agent.last_beat_s for agent in agents), default=None)
         self.restart = (
             self.recoveries.restarted(lost_s=seen_s, epoch=self.registry.epoch, now_s=now_s) if meta else None
