@@ -1,22 +1,10 @@
 """Wire contract of recovery: which replicas of a slot's state are where, what an agent restored from, and how long it
-took. An island's state is described in `diloco.vault`.
-
-Between agents, chunks of a replica travel as raw bytes:
-
-| ``PUT /v1/replicas/{slot}/{rank}/{generation}`` | `ReplicaOffer`; the answer says what is there already |
-| ``PUT /v1/replicas/{slot}/{rank}/{generation}/{part}`` with ``Content-Range`` and ``Content-Digest`` | one chunk |
-| ``GET /v1/replicas/{slot}/{rank}/{generation}`` | the `ReplicaOffer` of a complete replica |
-| ``GET /v1/replicas/{slot}/{rank}/{generation}/{part}`` with ``Range`` | bytes of it |
-| ``GET /v1/replicas`` | `ReplicaList`: what is kept here |
-
-Digests are sha-256. An epoch below the newest one that the keeper has seen of the slot is refused (409): whoever sends
-it has lost the slot.
+took. What a replica consists of, and how it travels between agents, is in `diloco.agent.replica_wire`.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
 
 from pydantic import Field
 
@@ -24,27 +12,23 @@ from diloco.schema import MAX_SLOTS, Count, Slot
 from service.wire import Record, Wire
 
 MAX_RANKS = 64
-MAX_PARTS = 8
 MAX_REPLICAS_TOLD = 4 * MAX_RANKS * 16
 """Of one agent: two generations of all ranks of more slots than a host should be the buddy of."""
 MAX_REPORTS = 100
-MAX_WHY = 500
-
-Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
-PartName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Rung(StrEnum):
     """Where the state of a slot that goes on came from. Exported as a metric label."""
 
-    OWN_VAULT = "own_vault"
-    """The vault of the host that had the slot before, too."""
+    VAULT = "vault"
+    """The vault of the same host: the same weights."""
     REPLICA = "replica"
-    """The vault of a buddy: on this host, or fetched from another one."""
+    """A copy in another agent's vault, on this host or fetched from another one."""
     GLOBAL = "global"
     """Global parameters, with a fresh inner optimizer: steps since the last sync are lost."""
     DISK = "disk"
+    FRESH = "fresh"
+    """There was nothing to go on from."""
 
 
 class ReplicaNotice(Record):
@@ -76,41 +60,32 @@ class ReplicaPlace(Wire):
     replica: ReplicaNotice
 
 
-class ReplicaPart(Wire):
-    """A part of a generation that changes, or does not, as a whole."""
+class SentReplica(Wire):
+    """How far a buddy is behind the own vault."""
 
-    name: PartName
-    num_bytes: Count
-    digest: Digest
-
-
-class ReplicaOffer(Wire):
-    """What a generation is made of: said before its bytes are sent."""
-
-    run_id: str = Field(min_length=1, max_length=64)
-    num_ranks: int = Field(default=1, ge=1, le=MAX_RANKS)
-    epoch: Count
-    step: Count
-    header: str = Field(max_length=16384)
-    """The generation's own header, base64: kept and given back as it is."""
-    parts: tuple[ReplicaPart, ...] = Field(min_length=1, max_length=MAX_PARTS)
-
-
-class ReplicaReply(Wire):
-    """Answer to an offer or a chunk."""
-
-    received_bytes: dict[str, Count]
-    """By part: go on from here. A part that the keeper has from an earlier generation is there as a whole."""
-    complete: bool
-    """Verified as a whole, and what a restore would take from now on."""
+    buddy: str
+    generation: Count | None = None
+    """The newest that it has of all ranks; None: none yet."""
+    step: Count | None = None
+    steps_behind: Count | None = None
+    """Inner steps that are in the own vault, and not in that one."""
+    generations: Count = 0
+    """Sent since the start."""
+    sent_bytes: Count = 0
+    failure: str = ""
+    """Why the last attempt did not succeed; empty: it did."""
 
 
 class ReplicaList(Wire):
-    """``GET /v1/replicas``."""
+    """``GET /v1/replicas`` of an agent."""
 
     replicas: tuple[ReplicaNotice, ...]
+    """What is kept here of other slots."""
     allocated_bytes: Count
-    """What all replicas may come to take; allocated when the first chunk of a slot's rank comes."""
+    """What that takes; a slot's rank gets its memory with its first replica, and no more later."""
+    limit_bytes: Count
+    sent: tuple[SentReplica, ...] = ()
+    """Of the own slot, by buddy."""
 
 
 class RestoreReport(Wire):

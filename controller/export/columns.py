@@ -213,7 +213,7 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
             for name, begin, end in RECOVERY_PHASES
             if name != "first_step"
         ),
-        Column("rung", Kind.TEXT, "", "Where the state came from: `own_vault`, `replica`, `global` or `disk`."),
+        Column("rung", Kind.TEXT, "", "Where the state came from: `vault`, `replica`, `global`, `disk` or `fresh`."),
         Column("generation", Kind.INTEGER, "", "Number of the snapshot that was restored."),
         Column("step", Kind.INTEGER, "steps", "Inner step at which training went on."),
         Column("steps_lost", Kind.INTEGER, "steps", "Inner steps that were taken again, as far as anybody knows."),

@@ -158,7 +158,7 @@ def test_what_the_agent_tells_of_a_recovery_is_in_the_journal_and_the_metrics(tm
         lease = await join(client, "spare")
         assert lease.slot == 0
         clock.advance(0.5)
-        told = restore(refused=("own_vault: nothing there",))
+        told = restore(refused=("vault: nothing there",))
         reply = await client.beat(
             "spare", epoch=lease.epoch - EPOCH_0, progress=progress(1, step=100), restores=(told,)
         )
@@ -174,7 +174,7 @@ def test_what_the_agent_tells_of_a_recovery_is_in_the_journal_and_the_metrics(tm
         }
         times = [again[name] - START_S for name in ("lost_s", "detected_s", "taken_s", "fetched_s", "loaded_s")]
         assert times == [0.0, 0.5, 0.5, 1.25, 1.75]
-        assert again["detail"] == "own_vault: nothing there"
+        assert again["detail"] == "vault: nothing there"
         name = "wadiloco_controller_recovery_phase_seconds_sum"
         spans = [await client.metric(f'{name}{{phase="{phase}"}}') for phase in ("detect", "fence", "fetch", "load")]
         assert spans == [0.5, 0.0, 0.75, 0.5]

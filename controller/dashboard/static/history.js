@@ -156,7 +156,7 @@ const RECOVERIES = {
   trains_again: "good",
 };
 
-const RUNGS = { own_vault: "own vault", replica: "replica", global: "global parameters", disk: "disk" };
+const RUNGS = { vault: "own vault", replica: "replica", global: "global parameters", disk: "disk", fresh: "nothing" };
 const RECOVERY_PHASES = [
   ["detect", "lost_s", "detected_s"],
   ["fence", "detected_s", "taken_s"],
