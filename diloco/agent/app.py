@@ -107,6 +107,8 @@ class Agent:
         match directive.kind:
             case DirectiveKind.PAUSE | DirectiveKind.RESUME:
                 self._supervisor.apply_pause(directive.kind is DirectiveKind.PAUSE)
+            case DirectiveKind.RENEW:
+                self.state.changed.set()
             case DirectiveKind.STOP:
                 logger.info("told to stop reason=%s", directive.reason)
                 self.state.assign(None, None)

@@ -56,6 +56,11 @@ class IslandSettings(InnerSettings, DryRunSettings):
     synchronizer: the island then syncs at a fixed H by itself."""
     synchronizer: Url | None = None
     """URL of the synchronizer; by default the controller says it."""
+    advertise_url: Url | None = None
+    """URL at which other agents and the controller reach this one; by default where it listens, which must then be an
+    address that others know."""
+    replica_limit_mb: float = Field(default=8192.0, ge=0, le=1e9)
+    """Most memory for replicas of other islands' state; it is taken when the first one of an island comes."""
     request_timeout_s: float = Field(default=10.0, gt=0, le=300)
     """Deadline of one request to controller or synchronizer."""
 

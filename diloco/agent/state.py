@@ -6,11 +6,14 @@ import asyncio
 import secrets
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from controller.schema import AgentLease
 from diloco.agent.config import IslandSettings
 from diloco.protocol import SyncCommand
+from diloco.recovery_schema import MAX_REPORTS, HandoverReport, Peer, ReplicaNotice, RestoreReport
 from diloco.schema import MAX_DETAIL, AgentStatus, Phase, Progress, SyncOutcome, SyncReport
 from service.errors import WadilocoError
 
@@ -67,6 +70,21 @@ class AgentState:
     assignment: Assignment | None = None
     slot_lost: bool = False
     """It was without a slot since the last worker started: others may have brought the slot further meanwhile."""
+    url: str | None = None
+    """Where others reach this agent."""
+    replicas: Callable[[], tuple[ReplicaNotice, ...]] | None = None
+    """What it keeps of other slots; None: it keeps nothing."""
+    hands_over: bool = False
+    vault_paths: tuple[Path, ...] = ()
+    """Of the own ranks' vaults, in their order; empty where there are none."""
+    buddies: tuple[Peer, ...] = ()
+    """Who keeps replicas of the own slot."""
+    keeps_slots: tuple[int, ...] | None = None
+    """Slots whose replicas this agent keeps; None: the controller has not said."""
+    restores: deque[RestoreReport] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
+    """Recoveries that the controller has not confirmed."""
+    handed_over: HandoverReport | None = None
+    """To be told with the next heartbeat."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there is something to tell the controller at once, or a new assignment."""
     assigned: asyncio.Event = field(default_factory=asyncio.Event)
@@ -76,6 +94,7 @@ class AgentState:
         self.lease = self.limits_lease = lease
         self.hear_epoch(lease.epoch)
         self.paused = lease.paused
+        self.hear_buddies(lease.buddies, lease.keeps_slots)
         self.assign(lease.slot, self.settings.synchronizer or lease.synchronizer_url)
 
     def assign(self, slot: int | None, synchronizer_url: str | None) -> None:
@@ -96,6 +115,13 @@ class AgentState:
         self.progress = resume or no_progress()
         self.slot_lost = False
         self.drop_unsynced()
+
+    def hear_buddies(self, buddies: tuple[Peer, ...], keeps_slots: tuple[int, ...]) -> None:
+        self.buddies, self.keeps_slots = buddies, keeps_slots
+
+    def take_restore(self, report: RestoreReport) -> None:
+        self.restores.append(report)
+        self.changed.set()
 
     def hear_epoch(self, epoch: int) -> None:
         self.epoch = max(self.epoch, epoch)

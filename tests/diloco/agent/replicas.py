@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -79,6 +80,8 @@ class Keeper:
         """Paths of the chunks that came."""
         self.fail_after: int | None = None
         """Chunks until it answers nothing but 503."""
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
         self.app.middleware("http")(self._count)
 
     async def _count(self, request: Request, call_next: Any) -> Response:
@@ -86,6 +89,7 @@ class Keeper:
             return Response(status_code=503)
         if request.url.path.count("/") == 6:
             self.chunks.append(request.url.path)
+            await self.may_answer.wait()
         response: Response = await call_next(request)
         return response
 

@@ -1,10 +1,10 @@
-"""Replicas travel whole or not at all, go on where they stopped, and are refused when they are old, foreign or damaged."""
+"""Replicas travel whole or not at all, go on where they stopped, and are refused when old, foreign or damaged."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from diloco.agent.replica_sender import ReplicaSender, Source
 from diloco.agent.replica_store import ReplicaStore
 from diloco.agent.replica_wire import CHUNK_BYTES, CHUNK_DIGEST_HEADER
 from diloco.digest import ByteRange
-from diloco.recovery_schema import Peer, ReplicaNotice, ReplicaPlace
+from diloco.recovery_schema import Peer, ReplicaNotice, ReplicaPlace, SentReplica
 from diloco.vault.file import VaultFile
 from service.errors import ConflictError, InputError, OverloadedError, UnavailableError, WadilocoError
 from tests.diloco.agent.replicas import HOT_BYTES, RUN, Keeper, WorkerVault, contents, network
@@ -25,8 +25,8 @@ from tests.diloco.agent.replicas import HOT_BYTES, RUN, Keeper, WorkerVault, con
 TIMEOUT_S = 30.0
 
 
-def run(body: Awaitable[None]) -> None:
-    asyncio.run(asyncio.wait_for(body, 100))  # type: ignore[arg-type]
+def run(body: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(body, 100))
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -89,14 +89,21 @@ def test_a_sender_skips_to_the_newest_and_a_dead_buddy_holds_up_nobody(tmp_path:
             sender = ReplicaSender(http, lambda: Source(epoch=3, paths=(worker.path,)), timeout_s=TIMEOUT_S)
             ending = asyncio.Event()
             running = asyncio.create_task(sender.run(lambda: [dead, keeper.peer], ending))
-            for number in range(1, 30):
+            keeper.may_answer.clear()
+            worker.commit(1)
+            await until(lambda: bool(keeper.chunks), "a chunk under way")
+            for number in range(2, 30):
                 worker.commit(number)
-                await asyncio.sleep(0.002)  # the worker overwrites what is being copied, now and then
+            keeper.may_answer.set()
             await until(lambda: any(n.generation == 29 for n in keeper.store.notices()), "the newest")
-            told = {each.buddy: each for each in sender.told()}
-            assert told["buddy"].generations < 29
-            assert told["dead"].generation is None
-            assert "refused" in told["dead"].failure
+
+            def told() -> dict[str, SentReplica]:
+                return {each.buddy: each for each in sender.told()}
+
+            await until(lambda: told()["buddy"].generation == 29, "the sender knows")
+            assert told()["buddy"].generations == 2
+            assert told()["dead"].generation is None
+            assert "refused" in told()["dead"].failure
             ending.set()
             await running
 
@@ -163,9 +170,8 @@ def test_damaged_bytes_do_not_count(tmp_path: Path) -> None:
             assert damaged.status_code == 422
             # Bytes that are as announced, and not those of the generation: found out at the end, and sent anew.
             wrong = b"\0" * CHUNK_BYTES
-            reply = await client.send(
-                generation, 0, ByteRange(0, CHUNK_BYTES, generation.parts[0].length), wrong, epoch=3
-            )
+            at = ByteRange(0, CHUNK_BYTES, generation.parts[0].length)
+            reply = await client.send(generation, 0, at, wrong, epoch=3)
             assert reply.received_bytes[0] == CHUNK_BYTES
             with pytest.raises(InputError, match="does not match the digest"):
                 await send(client, worker, 1)
