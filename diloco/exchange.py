@@ -191,8 +191,10 @@ class Exchange(Syncs):
         self._fragment = fragment
         self._begin_run = begin_run or self._offer
         self._check = check
-        self._offered: Contribution | None = None
+        self.offered: Contribution | None = None
         """Contribution whose push ended without an answer: it may have arrived."""
+        self.before_push: Callable[[Contribution], None] = lambda _: None
+        """Called with each contribution that is about to travel."""
 
     @property
     def version(self) -> int:
@@ -222,10 +224,10 @@ class Exchange(Syncs):
 
     def forget_offer(self) -> None:
         """The island goes on without the progress that a push without an answer stands for: it must not come again."""
-        self._offered = None
+        self.offered = None
 
     def capture(self, command: SyncCommand | None = None) -> Capture:
-        return self._island.capture(beside=self._offered)
+        return self._island.capture(beside=self.offered)
 
     def begin(self, command: SyncCommand, captured: Capture | None = None) -> SyncReport | Pending | None:
         tally = Tally(started_s=time.time(), round=self._island.version)
@@ -323,9 +325,9 @@ class Exchange(Syncs):
 
     def settle(self, command: SyncCommand) -> None:
         """Learn what became of a contribution without an answer: the synchronizer knows a repetition by its digest."""
-        if self._offered is not None:
+        if self.offered is not None:
             with contextlib.suppress(RoundClosedError):
-                self._island.accepted = self._push(self._offered, command, Tally(started_s=0.0, round=0))
+                self._island.accepted = self._push(self.offered, command, Tally(started_s=0.0, round=0))
 
     def _ask_state(self, command: SyncCommand) -> OuterState:
         state = self._client.state(deadline_s=command.deadline_s, slot=self._slot, coming_to=command.round)
@@ -340,7 +342,8 @@ class Exchange(Syncs):
     def _push(self, contribution: Contribution, command: SyncCommand, tally: Tally) -> Contribution:
         """The contribution with the round that took it."""
         tally.stands_for(contribution)
-        self._offered = contribution
+        self.before_push(contribution)
+        self.offered = contribution
         try:
             reply = self._client.push(
                 contribution.payload,
@@ -358,9 +361,9 @@ class Exchange(Syncs):
         except UnavailableError:
             raise
         except WadilocoError:
-            self._offered = None
+            self.offered = None
             raise
-        self._offered = None
+        self.offered = None
         tally.pushed_s = time.time()
         tally.bytes_pushed = contribution.payload.numel()
         tally.staleness, tally.staleness_weight = reply.staleness, reply.staleness_weight

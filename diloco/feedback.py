@@ -31,13 +31,15 @@ class Encoded:
 
 
 class ErrorFeedback:
-    """What the encodings of one island owe to the run. It is held in memory alone: a restart begins with nothing."""
+    """What the encodings of one island owe to the run. A worker begins with nothing, or with what its vault has."""
 
     def __init__(self, codec: Codec, num_values: int) -> None:
         self._codec = codec
         self.residual = torch.zeros(num_values)
         self.norm = 0.0
         """L2 norm of the residual."""
+        self.source: object = object()
+        """Names the values of the residual: the `Encoded` that left it, or whatever else it came from."""
 
     def encode(self, pseudo_gradient: Tensor, *, out: Tensor | None = None) -> Encoded:
         """Encode it with what is owed, into ``out`` if that is given. What is owed changes only with `settle`.
@@ -56,9 +58,11 @@ class ErrorFeedback:
         """A round has got it: what it left out is what is owed now. Returns the memory of what was owed before."""
         before, self.residual = self.residual, encoded.left_out
         self.norm = encoded.norm
+        self.source = encoded
         return before
 
     def forget(self) -> None:
         """Owe nothing: the progress that the residual was a part of is given up."""
         self.residual.zero_()
         self.norm = 0.0
+        self.source = object()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from diloco.inbox import Inbox
 from diloco.inner import InnerConfig, InnerLoop
 from diloco.phase import PhaseTeller, Waited
-from diloco.protocol import WorkerConfig
+from diloco.protocol import Event, WorkerConfig
 from diloco.safepoint import (
     STEPS_TO_SPACE_OUT,
     Safepoint,
@@ -23,6 +25,11 @@ from diloco.safepoint import (
 from diloco.scheduling import become_idle, lower_session
 from diloco.schema import TrainerPhase
 from diloco.team import Action, RankTeam
+from diloco.vault.contents import HotState
+from diloco.vault.guard import Guard
+from diloco.vault.restore import start_of
+from diloco.vault.resumption import RankState
+from diloco.vault.snapshots import Contents
 from diloco.workload import Part, Shard, Workload
 from diloco.workload_loading import build_optimizer, count_tokens, fault, open_batches
 from service.errors import WadilocoError
@@ -40,6 +47,8 @@ class Follower:
         *,
         team: RankTeam,
         safepoint: Safepoint | None,
+        inbox: Inbox,
+        emit: Callable[[Event], None],
     ) -> None:
         self._config = config
         self._workload = workload
@@ -47,20 +56,24 @@ class Follower:
         self._safepoint = safepoint
         shard = Shard(slot=config.slot, num_shards=config.data_shards, seed=config.seed)
         part = Part(rank=config.rank, num_ranks=config.num_ranks)
-        position = config.start_step * config.accumulation_steps
-        self._batches = open_batches(workload, shard, part, position=position)
         self._module = module
         optimizer = build_optimizer(workload, self._module, inner)
+        self._guard = Guard(config, module, optimizer, team=team, inbox=inbox, emit=emit, collect=self._contents)
+        self._chosen = self._guard.choose().chosen
+        start = start_of(config, self._chosen)
+        position = start.step * config.accumulation_steps
+        self._batches = open_batches(workload, shard, part, position=position)
         team.prepare(self._module, optimizer)
         self._inner = InnerLoop(
             self._module,
             inner,
-            step=config.start_step,
+            step=start.step,
             safepoint=safepoint or pass_by,
             loss=workload.loss,
             optimizer=optimizer,
-            average=team.average,
+            average=self._average,
         )
+        self._inner.skipped = start.skipped
         self._taken: list[Any] = []
         """Batches taken from the stream and not yet trained on."""
         self._running_s: list[float] = []
@@ -78,13 +91,38 @@ class Follower:
         self._phases.start()
         try:
             self._team.meet()
+            self._restore()
             if self._safepoint is None:
                 self._follow()
             else:
                 self._follow_between(self._safepoint)
         finally:
+            self._guard.close()
             self._phases.close()
             self._team.close()
+
+    def _restore(self) -> None:
+        """Go on from what all ranks have."""
+        chosen = self._chosen
+        if chosen is not None:
+            self._guard.load(chosen)
+            self._inner.loss = RankState.of(chosen.generation.state).loss
+            self._guard.go_on_from(chosen)
+
+    def _average(self, loss: Tensor) -> Tensor:
+        """Gradients of all ranks; from then on parameters change."""
+        self._guard.settle()
+        return self._team.average(loss)
+
+    def _contents(self, hot: HotState) -> Contents:
+        """What a snapshot at this step boundary is of."""
+        return Contents(
+            step=self._inner.step,
+            tokens=0,
+            skipped=self._inner.skipped,
+            hot=hot.capture(),
+            state=RankState(loss=self._inner.loss).model_dump(mode="json", exclude_none=True),
+        )
 
     def _follow_between(self, safepoint: Safepoint) -> None:
         """As rank 0: with safepoints at every layer, and from the first few steps on at as many as are worth it."""
@@ -111,8 +149,13 @@ class Follower:
                     self._phases.enter(TrainerPhase.SYNC)
                     self._team.verify(self._module)
                 case Action.SHARE:
+                    self._guard.settle()
                     self._team.take_over(self._module)
                     self._join()
+                case Action.SNAPSHOT:
+                    self._guard.take()
+                case Action.KEEP:
+                    self._guard.keep()
                 case Action.HOLD:
                     pass
         return False
@@ -122,6 +165,9 @@ class Follower:
         if not self._has_joined and self._config.idle_priority:
             become_idle()
             lower_session()
+        if not self._has_joined and self._chosen is not None:
+            self._guard.load_random(self._chosen)
+            self._chosen.vault.close()
         self._has_joined = True
 
     def _take_step(self) -> None:
@@ -140,6 +186,7 @@ class Follower:
         if len(self._running_s) < STEPS_TO_SPACE_OUT:
             self._running_s.append(time.perf_counter() - started_s - (self._waited().total_s - waited_s))
         self._taken = []
+        self._guard.follow_step()
 
     def _train_on_batches(self) -> None:
         """Take the inner step.

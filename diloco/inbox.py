@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
@@ -15,7 +16,7 @@ from typing import TextIO, TypeVar
 
 from pydantic import ValidationError
 
-from diloco.protocol import COMMANDS, PauseCommand, ResumeCommand, StopCommand, SyncCommand
+from diloco.protocol import COMMANDS, PauseCommand, ResumeCommand, StopCommand, SyncCommand, VaultCommand
 from diloco.scheduling import become_idle
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ T = TypeVar("T")
 ORPHAN_GRACE_S = 5.0
 """Time that the inner loop has to end after its agent is gone."""
 ORPHAN_EXIT_CODE = 3
+ANY_STEP = 1 << 62
+"""Of a loop that nobody tells at which step to sync."""
 
 
 class Inbox:
@@ -35,6 +38,9 @@ class Inbox:
         self._changed = threading.Condition()
         self._paused = False
         self._sync: SyncCommand | None = None
+        self._planned: deque[SyncCommand] = deque()
+        """Syncs that are for a step of their own, in their order."""
+        self._vault: VaultCommand | None = None
         self._on_stop: Callable[[], None] | None = None
 
     def listen(self, lines: TextIO) -> None:
@@ -58,24 +64,34 @@ class Inbox:
     def paused(self) -> bool:
         return self._paused
 
-    def has_order(self, now_s: float) -> bool:
+    def has_order(self, now_s: float, *, step: int = ANY_STEP) -> bool:
         """Whether there is something else to do than inner steps."""
         with self._changed:
-            sync = self._sync
-            return (
-                self._paused
-                or self.stop.is_set()
-                or (sync is not None and (sync.not_before_s is None or now_s >= sync.not_before_s))
-            )
+            return self._paused or self.stop.is_set() or self._due(now_s, step) is not None
 
-    def take_due(self, now_s: float) -> SyncCommand | None:
-        """The ordered sync, once, from its ``not_before_s`` on."""
+    def take_due(self, now_s: float, *, step: int = ANY_STEP) -> SyncCommand | None:
+        """The ordered sync, once, from its ``not_before_s`` and its ``at_step`` on."""
         with self._changed:
-            sync = self._sync
-            if sync is None or (sync.not_before_s is not None and now_s < sync.not_before_s):
-                return None
-            self._sync = None
+            sync = self._due(now_s, step)
+            if sync is not None and sync is self._sync:
+                self._sync = None
+            elif sync is not None:
+                self._planned.popleft()
             return sync
+
+    def _due(self, now_s: float, step: int) -> SyncCommand | None:
+        first = self._planned[0] if self._planned else None
+        return next((sync for sync in (self._sync, first) if _is_due(sync, now_s, step)), None)
+
+    @property
+    def has_vault(self) -> bool:
+        return self._vault is not None
+
+    def take_vault(self) -> VaultCommand | None:
+        """What the agent said about the vault, once."""
+        with self._changed:
+            command, self._vault = self._vault, None
+            return command
 
     def wait(self, timeout_s: float) -> None:
         """Until something changes, at most ``timeout_s``."""
@@ -93,11 +109,18 @@ class Inbox:
         match command:
             case SyncCommand():
                 with self._changed:
-                    self._sync = command
+                    if command.at_step is None:
+                        self._sync = command
+                    else:
+                        self._planned.append(command)
                     self._changed.notify_all()
             case PauseCommand() | ResumeCommand():
                 with self._changed:
                     self._paused = isinstance(command, PauseCommand)
+                    self._changed.notify_all()
+            case VaultCommand():
+                with self._changed:
+                    self._vault = command
                     self._changed.notify_all()
             case StopCommand():
                 self.request_stop()
@@ -112,6 +135,14 @@ class Inbox:
         threading.Event().wait(ORPHAN_GRACE_S)
         # Nobody is left to kill an inner loop that hangs, and it may be starved of its core.
         os._exit(ORPHAN_EXIT_CODE)
+
+
+def _is_due(sync: SyncCommand | None, now_s: float, step: int) -> bool:
+    return (
+        sync is not None
+        and (sync.not_before_s is None or now_s >= sync.not_before_s)
+        and (sync.at_step is None or step >= sync.at_step)
+    )
 
 
 class TransferThread:

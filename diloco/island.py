@@ -32,8 +32,8 @@ contribution of which nobody knows yet what became of it keeps its own, so that 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +69,8 @@ class Capture:
     workspace: Workspace
     inner_steps: int
     tokens: int
+    stamp: int = 0
+    """Names the values of ``workspace.local``, within this island."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,8 @@ class Contribution:
     """Round that it was taken into, once the synchronizer has said so."""
     encoded: Encoded | None = None
     """The payload with what it leaves out; None where that is nothing."""
+    stamp: int = 0
+    """That of the capture: names the values of ``local``."""
 
     @property
     def in_round(self) -> int:
@@ -115,6 +119,9 @@ class Island:
         """None where nothing is lost."""
         self.incoming = new_vector(self.global_flat.numel())
         """Where the next global parameters are put together; `adopt` takes it over, and leaves the old ones there."""
+        self.revision = 0
+        """Names the values of the global parameters: another one whenever they change."""
+        self._stamp = 0
         self._workspaces: list[Workspace] = []
         self._scratch = torch.empty_like(self.global_flat)
 
@@ -158,6 +165,57 @@ class Island:
             workspace=workspace,
             inner_steps=self.steps_since_sync,
             tokens=self.tokens_since_sync,
+            stamp=self._next_stamp(),
+        )
+
+    def _next_stamp(self) -> int:
+        self._stamp += 1
+        return self._stamp
+
+    def recapture(self, *, inner_steps: int, tokens: int, fill: Callable[[Tensor], object]) -> Capture:
+        """A capture of an earlier process, whose local parameters ``fill`` puts into the vector that it is given."""
+        workspace = self._free_workspace(None)
+        fill(workspace.local)
+        return Capture(
+            round=self.version,
+            workspace=workspace,
+            inner_steps=inner_steps,
+            tokens=tokens,
+            stamp=self._next_stamp(),
+        )
+
+    def captured_again(self) -> Capture | None:
+        """The capture that became the accepted contribution."""
+        accepted = self.accepted
+        for workspace in self._workspaces:
+            if accepted is not None and workspace.local is accepted.local:
+                return Capture(
+                    round=accepted.round,
+                    workspace=workspace,
+                    inner_steps=accepted.inner_steps,
+                    tokens=accepted.tokens,
+                    stamp=accepted.stamp,
+                )
+        return None
+
+    def reaccept(self, contribution: Contribution, *, fill: Callable[[Tensor, Tensor], object]) -> None:
+        """Take over what the synchronizer holds of an earlier process.
+
+        ``fill`` puts local parameters, and what was left out of them, into the vectors that it is given; those of
+        ``contribution`` are not looked at.
+        """
+        workspace = self._free_workspace(None)
+        fill(workspace.local, workspace.left_out)
+        encoded = None
+        if self.feedback is not None:
+            norm = float(torch.linalg.vector_norm(workspace.left_out))
+            encoded = Encoded(payload=workspace.payload, left_out=workspace.left_out, norm=norm)
+        self.accepted = replace(
+            contribution,
+            local=workspace.local,
+            payload=workspace.payload,
+            encoded=encoded,
+            stamp=self._next_stamp(),
         )
 
     def encode(self, captured: Capture) -> Contribution:
@@ -187,6 +245,7 @@ class Island:
             inner_steps=captured.inner_steps,
             tokens=captured.tokens,
             update_norm=update_norm,
+            stamp=captured.stamp,
         )
 
     def _free_workspace(self, beside: Contribution | None) -> Workspace:
@@ -223,6 +282,7 @@ class Island:
         else:
             self.global_flat.copy_(new_global)
         self.version = version
+        self.revision += 1
         return merged
 
     def _settle(self, merged: Contribution) -> None:
@@ -239,7 +299,7 @@ class Island:
         accepted.local.sub_(self.global_flat).add_(new_global)
         self.accepted = None
         self.adopt(new_global, version)
-        self.accepted = accepted
+        self.accepted = replace(accepted, stamp=self._next_stamp())
 
     def rebase(self, new_global: Tensor, version: int) -> None:
         """Start from ``new_global``; local progress is dropped, and what is owed of earlier progress with it."""

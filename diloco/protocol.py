@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, TypeAdapter, field_serializer
 
 from diloco.lr_schedule import ScheduleName
-from diloco.schema import CodecName, Count, Progress, Slot, SyncReport
+from diloco.schema import CodecName, Count, Progress, Rung, Slot, SyncReport
 from service.wire import Wire
 
 SyncPriority = Literal["normal", "idle"]
@@ -31,6 +31,22 @@ class GroupPlace(Wire):
     @field_serializer("store_token", when_used="json")
     def _reveal(self, token: SecretStr) -> str:
         return token.get_secret_value()
+
+
+class VaultPlace(Wire):
+    """The vault of one rank, as its agent sees it."""
+
+    path: Path | None = None
+    """None before there is one: the worker says how large it must be."""
+    restore: bool = True
+    """Go on from what is in it."""
+    is_own: bool = True
+    """The agent that wrote it is this one; False where it was adopted, and others may have held the slot meanwhile."""
+    run_id: str = ""
+    instance: str = ""
+    epoch: Count = 0
+    first_number: Count = 0
+    """Generations are numbered from there on: above all that there were."""
 
 
 class WorkerConfig(Wire):
@@ -86,6 +102,10 @@ class WorkerConfig(Wire):
     tls_key: Path | None = None
     log_level: str = "info"
     tensorboard: Path | None = None
+    vault: VaultPlace | None = None
+    """Where snapshots go, and may come from; None: there are none."""
+    failure_timeout_s: float = 10.0
+    """The worker says so often that it lives that a silence of this length means the opposite."""
     start_step: Count = 0
     """Inner steps that the slot took before: the data goes on from there."""
     start_tokens: Count = 0
@@ -114,6 +134,12 @@ class SyncCommand(Wire):
     pull_grace_s: float = 10.0
     """A round that closed just before the deadline is worth reading so long after it: without that the island would be
     behind all others."""
+    at_step: Count | None = None
+    """Inner step at whose boundary it begins, if it is known before; None: the next. A command without it takes the
+    place of the one before; those with it follow one another."""
+    overlap_steps: Count | None = None
+    """Inner steps from the capture to the adoption, of a sync with overlap: the worker waits for the result then. None
+    adopts it when it has come."""
     overlap: bool = False
     """Take inner steps while the round is open, instead of waiting for its end."""
     autonomous: bool = False
@@ -131,7 +157,17 @@ class StopCommand(Wire):
     command: Literal["stop"] = "stop"
 
 
-Command = Annotated[SyncCommand | PauseCommand | ResumeCommand | StopCommand, Field(discriminator="command")]
+class VaultCommand(Wire):
+    """The answer to `VaultNeedEvent`."""
+
+    command: Literal["vault"] = "vault"
+    path: Path | None
+    """None: there is no room for it."""
+
+
+Command = Annotated[
+    SyncCommand | PauseCommand | ResumeCommand | StopCommand | VaultCommand, Field(discriminator="command")
+]
 
 
 class ReadyEvent(Wire):
@@ -142,6 +178,8 @@ class ReadyEvent(Wire):
     version: int
     """The next round of the run."""
     num_fragments: int = 1
+    resumes_sync: bool = False
+    """A sync that an earlier worker began goes on: it need not be ordered again."""
 
 
 class ProgressEvent(Wire):
@@ -164,7 +202,79 @@ class FailedEvent(Wire):
     exit_code: int
 
 
-Event = Annotated[ReadyEvent | ProgressEvent | SyncedEvent | FailedEvent, Field(discriminator="event")]
+class RegionSize(Wire):
+    num_bytes: Count
+    count: Count
+
+
+class VaultNeedEvent(Wire):
+    """The optimizer has its state: so much room must a vault have."""
+
+    event: Literal["vault_need"] = "vault_need"
+    regions: tuple[RegionSize, ...]
+    record_bytes: Count
+
+
+class ProtectionEvent(Wire):
+    """How much a death would cost now; said when it changes."""
+
+    event: Literal["protection"] = "protection"
+    steps_at_risk: Count | None
+    """Inner steps between two snapshots; None: all since the last sync."""
+    overhead: float | None = None
+    """Share of the time that snapshots take."""
+    reason: str = ""
+    """Why there are none."""
+
+
+class RestoredEvent(Wire):
+    """Where the worker goes on."""
+
+    event: Literal["restored"] = "restored"
+    rung: Rung
+    generation: Count | None = None
+    step: Count
+    refused: tuple[str, ...] = ()
+    """Why not from a higher rung."""
+    lost: str = ""
+    """What is lost for good; empty: nothing."""
+    begun_s: float
+    fetched_s: float
+    loaded_s: float
+    """Unix times."""
+
+
+class AliveEvent(Wire):
+    """Said several times per `WorkerConfig.failure_timeout_s`, by a thread of its own."""
+
+    event: Literal["alive"] = "alive"
+    step: Count
+    still_s: float
+    """Time since the inner loop last got anywhere."""
+    waits: bool
+    """It waits for a gate, a sync, an order or another rank, and has no reason to get anywhere."""
+    step_time_s: float | None = None
+    """Median of the recent steps."""
+
+
+class StandbyEvent(Wire):
+    """A worker without a configuration has all imports done."""
+
+    event: Literal["standby"] = "standby"
+
+
+Event = Annotated[
+    ReadyEvent
+    | ProgressEvent
+    | SyncedEvent
+    | FailedEvent
+    | VaultNeedEvent
+    | ProtectionEvent
+    | RestoredEvent
+    | AliveEvent
+    | StandbyEvent,
+    Field(discriminator="event"),
+]
 
 COMMANDS: TypeAdapter[Command] = TypeAdapter(Command)
 EVENTS: TypeAdapter[Event] = TypeAdapter(Event)

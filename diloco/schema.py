@@ -316,6 +316,70 @@ class OuterState(Wire):
     """In order; none before the run has begun."""
 
 
+class Rung(StrEnum):
+    """What the next worker of a slot goes on from; the first that can be used."""
+
+    VAULT = "vault"
+    """The own vault: the same weights."""
+    REPLICA = "replica"
+    """A copy in another agent's vault."""
+    GLOBAL = "global"
+    """The global parameters, with a fresh inner optimizer."""
+    DISK = "disk"
+    """A generation on disk."""
+    FRESH = "fresh"
+    """There was nothing to go on from."""
+
+
+class Restart(Wire):
+    """How one worker, or all ranks of an island, came back. Unix times; None of what has not been, or is unknown."""
+
+    cause: str = Field(default="", max_length=MAX_DETAIL)
+    """Exit code, signal, or what the watchdog found."""
+    rank: int = 0
+    """The one that failed first."""
+    last_sign_s: float | None = None
+    """Its last sign of life."""
+    detected_s: float
+    fenced_s: float | None = None
+    """The run let the next worker have the slot; None where the slot changed no hands."""
+    fetched_s: float | None = None
+    """The snapshot was found and whole."""
+    loaded_s: float | None = None
+    """Parameters, optimizer and the rest were in place."""
+    first_step_s: float | None = None
+    """The first inner step had ended."""
+    rung: Rung | None = None
+    generation: Count | None = None
+    from_step: Count = 0
+    """Inner step at which it goes on."""
+    steps_repeated: Count = 0
+    """Inner steps computed again, to the same result."""
+    steps_lost: Count = 0
+    """Inner steps whose progress is gone."""
+    lost: str = Field(default="", max_length=MAX_DETAIL)
+    """What is lost for good, in words; empty: nothing."""
+    refused: tuple[str, ...] = Field(default=(), max_length=32)
+    """Why not from a higher rung."""
+
+
+class Protection(Wire):
+    """What a death would cost now."""
+
+    path: str = ""
+    num_bytes: Count = 0
+    """Of the vaults of all ranks."""
+    steps_at_risk: Count | None = None
+    """Inner steps between two snapshots: so many are computed again at most. None: all since the last sync are lost."""
+    overhead: float | None = None
+    """Share of the time that snapshots take."""
+    generation: Count | None = None
+    step: Count | None = None
+    """Of the newest snapshot."""
+    reason: str = ""
+    """Why protection is degraded; empty while it is not."""
+
+
 class AgentStatus(Wire):
     """``GET /v1/status`` of an island agent."""
 
@@ -342,6 +406,12 @@ class AgentStatus(Wire):
     codec: CodecName = "fp32"
     """How its contributions are encoded."""
     restarts: Count
+    protection: Protection | None = None
+    """None without a vault."""
+    last_restart: Restart | None = None
+    """None while no worker has died."""
+    standby_pids: tuple[int, ...] = ()
+    """Workers that wait for a death."""
     unacknowledged_syncs: Count
     """Sync reports that the controller has not confirmed yet."""
 

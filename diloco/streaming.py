@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +22,7 @@ from diloco.codec import CODECS, Codec
 from diloco.errors import ManifestError
 from diloco.exchange import Exchange, Pending, Syncs, Tally
 from diloco.fragment import manifest_of
-from diloco.island import Capture, Island
+from diloco.island import Capture, Contribution, Island
 from diloco.partition import cut, joined
 from diloco.protocol import SyncCommand
 from diloco.schema import InitReply, Manifest, OuterState, SyncOutcome, SyncReport
@@ -108,6 +110,7 @@ class StreamingExchange(Syncs):
         self._island = island
         self._client = client
         self._slot = slot
+        self._before_push: Callable[[int, Contribution], None] = lambda *_: None
         self._exchanges = self._open()
 
     def join(self, *, deadline_s: float, num_fragments: int | None = None) -> None:
@@ -133,6 +136,35 @@ class StreamingExchange(Syncs):
         self._check(state)
         for exchange, fragment in zip(self._exchanges, state.fragments, strict=True):
             exchange.start_from(fragment.version, deadline_s=deadline_s)
+
+    def continue_as(self, num_fragments: int) -> None:
+        """Be an island of a run with so many fragments, without joining it: an earlier process has."""
+        self._cut(num_fragments)
+
+    def start_from(self, fragment: int, version: int, *, deadline_s: float) -> None:
+        """Drop the progress of one fragment, and go on from its global parameters, ``version`` or newer."""
+        self._exchanges[fragment].start_from(version, deadline_s=deadline_s)
+
+    def offered(self, fragment: int) -> Contribution | None:
+        """What was pushed without an answer."""
+        return self._exchanges[fragment].offered
+
+    def offer_again(self, fragment: int, contribution: Contribution) -> None:
+        """The next sync pushes it, which is a repetition if it has arrived already."""
+        self._exchanges[fragment].offered = contribution
+
+    def turn_of(self, command: SyncCommand) -> int:
+        """The fragment that `capture` is of."""
+        return self._turn_of(command)
+
+    def before_push(self, call: Callable[[int, Contribution], None]) -> None:
+        """Have this called with each contribution and its fragment, on the thread of the sync, before it travels."""
+        self._before_push = call
+        self._watch_pushes(self._exchanges)
+
+    def _watch_pushes(self, exchanges: Iterable[Exchange]) -> None:
+        for index, exchange in enumerate(exchanges):
+            exchange.before_push = partial(self._before_push, index)
 
     def meet_at(self, boundary: Boundary) -> None:
         super().meet_at(boundary)
@@ -224,7 +256,7 @@ class StreamingExchange(Syncs):
             self._exchanges = self._open()
 
     def _open(self) -> tuple[Exchange, ...]:
-        return tuple(
+        exchanges = tuple(
             Exchange(
                 fragment,
                 self._client.of(index),
@@ -235,3 +267,5 @@ class StreamingExchange(Syncs):
             )
             for index, fragment in enumerate(self._island.fragments)
         )
+        self._watch_pushes(exchanges)
+        return exchanges

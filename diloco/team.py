@@ -36,6 +36,10 @@ class Action(IntEnum):
     """A sync begins: see that all ranks have the same parameters."""
     SHARE = 5
     """Take over rank 0's parameters."""
+    SNAPSHOT = 6
+    """Begin a snapshot."""
+    KEEP = 7
+    """Take a snapshot, and wait until all ranks have it."""
 
 
 class RanksDifferError(WadilocoError):
@@ -86,6 +90,10 @@ class Team:
     def start_sync(self, module: nn.Module) -> None:
         """Rank 0: a sync begins."""
 
+    def newest_of_all(self, number: int) -> int:
+        """The lowest of the numbers that the ranks bring."""
+        return number
+
     def close(self) -> None:
         """Leave the others."""
 
@@ -120,7 +128,8 @@ class RankTeam(Team):
 
     def meet(self) -> None:
         """Raises `PeerLostError`: not all came in time. So do all methods that need the others."""
-        self._group = self._open_group()
+        if self._group is None:
+            self._group = self._open_group()
 
     def prepare(
         self, module: nn.Module, optimizer: Optimizer, *, has_order: Callable[[], bool] = lambda: False
@@ -200,6 +209,11 @@ class RankTeam(Team):
                 remedy="the island starts again from the global parameters; if that repeats, look for ranks that"
                 " compute differently: other hardware, or a model that changes parameters outside of the optimizer",
             )
+
+    def newest_of_all(self, number: int) -> int:
+        least = torch.tensor([number])
+        self.group.start_minimum(least).wait()
+        return int(least)
 
     def _flattened(self, module: nn.Module) -> Tensor:
         assert self._average is not None, "nothing has been prepared"

@@ -16,6 +16,7 @@ import os
 import signal
 import statistics
 import sys
+import threading
 import time
 from collections import deque
 from concurrent.futures import Future, wait
@@ -37,6 +38,7 @@ from diloco.group import PeerLostError
 from diloco.hf_causal_lm import HfCausalLM
 from diloco.inbox import Inbox, TransferThread
 from diloco.inner import InnerConfig, InnerLoop
+from diloco.island import Capture
 from diloco.lull import Lulls
 from diloco.model import ModelSize, count_parameters
 from diloco.phase import PhaseTeller, Waited
@@ -45,6 +47,7 @@ from diloco.protocol import (
     FailedEvent,
     ProgressEvent,
     ReadyEvent,
+    RestoredEvent,
     SyncCommand,
     SyncedEvent,
     WorkerConfig,
@@ -63,10 +66,16 @@ from diloco.safepoint import (
 )
 from diloco.scalars import open_scalars
 from diloco.scheduling import become_idle, lower_session, pin_to
-from diloco.schema import Phase, Progress, SyncOutcome, SyncReport, TrainerPhase
+from diloco.schema import Phase, Progress, Rung, SyncOutcome, SyncReport, TrainerPhase
 from diloco.streaming import StreamingExchange, StreamingIsland
 from diloco.team import Action, RankTeam, Team
 from diloco.transport import SynchronizerClient
+from diloco.vault.contents import HotState
+from diloco.vault.guard import Guard
+from diloco.vault.members import HELD_PER_FRAGMENT, Captured, UnderWay
+from diloco.vault.restore import start_of
+from diloco.vault.resumption import Resumed, compare, leader_contents, take_over
+from diloco.vault.snapshots import Contents
 from diloco.workload import Part, Shard, Workload
 from diloco.workload_loading import (
     build_checkpointed_module,
@@ -97,6 +106,11 @@ PAUSED_WAIT_S = 0.5
 STOP_POLL_S = 0.2
 ABANDON_S = 2.0
 """Time that a transfer has to notice the order to stop."""
+COMPARE_S = 1.0
+"""For a synchronizer to say where the run is, to a worker that goes on from its own snapshot."""
+DUE_POLL_S = 0.02
+PIPE = threading.Lock()
+"""Of the events: one line at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +120,8 @@ class OverlappedSync:
     command: SyncCommand
     end: Future[SyncReport | None]
     started_s: float
+    due_step: int | None = None
+    """Inner step at whose boundary the result is adopted; None: as soon as it has come."""
 
 
 class Worker:
@@ -127,33 +143,46 @@ class Worker:
         self._events = events
         self._team = team
         self._workload = open_workload(config)
+        module = build_model(self._workload, config)
+        self._island = StreamingIsland(module, codec_named(config.codec))
+        optimizer = build_optimizer(self._workload, module, inner_config(config))
+        self._guard = Guard(
+            config,
+            module,
+            optimizer,
+            team=team,
+            inbox=inbox,
+            emit=self._emit,
+            collect=self._contents,
+            per_fragment=HELD_PER_FRAGMENT[not self._island.codec.carries_parameters],
+        )
+        self._choice = self._guard.choose()
+        start = start_of(config, self._choice.chosen)
         shard = Shard(slot=config.slot, num_shards=config.data_shards, seed=config.seed)
         part = Part(rank=config.rank, num_ranks=config.num_ranks)
         # As many batches per inner step, skipped ones too: the stream goes on where the slot left it.
-        position = config.start_step * config.accumulation_steps
+        position = start.step * config.accumulation_steps
         self._batches = open_batches(self._workload, shard, part, position=position)
-        module = build_model(self._workload, config)
-        self._island = StreamingIsland(module, codec_named(config.codec))
         self._safepoint = self._open_safepoint(config.gate) if config.gate is not None else None
-        optimizer = build_optimizer(self._workload, module, inner_config(config))
         team.prepare(module, optimizer, has_order=self._has_order)
         self._inner = InnerLoop(
             module,
             inner_config(config),
-            step=config.start_step,
+            step=start.step,
             safepoint=self._safepoint or pass_by,
             loss=self._workload.loss,
             optimizer=optimizer,
-            average=team.average,
+            average=self._average,
         )
-        self._inner.skipped = config.start_skipped
+        self._inner.skipped = start.skipped
         # A reader of its own: the transfer thread asks while the inner loop does.
         lulls = Lulls(open_gate(config.gate), clock=time.monotonic) if config.gate is not None else None
         self._client = SynchronizerClient(http, lulls=lulls)
         self._exchange = StreamingExchange(self._island, self._client, slot=config.slot)
+        self._exchange.before_push(self._guard.before_push)
         inbox.on_stop(self._client.cancel)
         self._boundary = StepBoundary(inbox.stop)
-        self._tokens = config.start_tokens
+        self._tokens = start.tokens
         self._taken: list[Any] = []
         """Batches taken from the stream and not yet trained on."""
         self._update_norm: float | None = None
@@ -166,6 +195,11 @@ class Worker:
         self._report_due_s = 0.0
         self._overlapped: OverlappedSync | None = None
         """The sync that is under way while inner steps go on."""
+        self._begun: tuple[UnderWay, Captured] | None = None
+        """The sync that is under way, and what it contributes, as a snapshot has it."""
+        self._epoch = config.vault.epoch if config.vault is not None else 0
+        self._lost = ""
+        """What could not be restored."""
         self._told: set[str] = set()
         self._scalars = open_scalars(config, lr=lambda: self._inner.lr)
         self._phases = PhaseTeller(config.gate, slot=config.slot, waited=self._waited)
@@ -179,28 +213,126 @@ class Worker:
             self._join_and_train()
             self._team.tell(Action.STOP)
         finally:
+            self._guard.close()
             self._phases.close()
             if self._scalars is not None:
                 self._scalars.close()
             self._team.close()
 
     def _join_and_train(self) -> None:
-        if not self._join():
+        resumed = self._resume()
+        if resumed is None and not self._join():
             return
         self._team.share(self._island.module)
-        self._tell_lost_residual()
+        if resumed is None:
+            self._tell_lost_residual()
         parameters = count_parameters(self._island.module)
         island = self._island
-        self._emit(ReadyEvent(num_parameters=parameters, version=island.version, num_fragments=island.num_fragments))
+        self._emit(
+            ReadyEvent(
+                num_parameters=parameters,
+                version=island.version,
+                num_fragments=island.num_fragments,
+                resumes_sync=resumed is not None and resumed.state.under_way is not None,
+            )
+        )
+        self._tell_start(resumed)
         if self._config.idle_priority:
             # Not before: under load a start that only gets what is left takes minutes.
             become_idle()
             lower_session()
+        if resumed is not None:
+            self._go_on(resumed)
         if self._safepoint is None:
             self._train()
         else:
             self._train_between(self._safepoint)
         self._report(Phase.STOPPED)
+
+    def _resume(self) -> Resumed | None:
+        """Go on from a snapshot, if there is one and the run is where it can be gone on from; None: join the run."""
+        chosen = self._choice.chosen
+        if chosen is None:
+            return None
+        resumed = take_over(chosen, self._island, self._exchange)
+        self._guard.load(chosen)
+        refused = self._compare(resumed, is_sure=chosen.is_sure and self._vault_is_own)
+        if refused is None:
+            return None
+        under_way = resumed.state.under_way
+        if refused and under_way is not None and under_way.fragment in refused:
+            resumed = resumed._replace(state=resumed.state.model_copy(update={"under_way": None}))
+        if refused:
+            self._lost = f"steps since the last sync of fragments {refused}: they may be in the run already"
+        self._inner.loss = resumed.state.loss
+        self._loss_at_sync, self._last_sync_at_s = resumed.state.loss_at_sync, resumed.state.last_sync_at_s
+        self._guard.go_on_from(chosen, contributions=resumed.contributions)
+        return resumed
+
+    @property
+    def _vault_is_own(self) -> bool:
+        return self._config.vault is not None and self._config.vault.is_own
+
+    def _compare(self, resumed: Resumed, *, is_sure: bool) -> list[int] | None:
+        """Which fragments start from the global parameters instead; None: told to stop meanwhile."""
+
+        def ask() -> list[int]:
+            wait_s = COMPARE_S if is_sure else JOIN_ATTEMPT_S
+            return compare(
+                resumed,
+                self._island,
+                self._exchange,
+                self._client,
+                slot=self._config.slot,
+                is_sure=is_sure,
+                deadline_s=time.time() + wait_s,
+            )
+
+        while not self._inbox.stop.is_set():
+            try:
+                return self._on_transfer_thread(self._transfers.submit(ask))
+            except PeerLostError:
+                raise
+            except UnavailableError as exc:
+                if is_sure:
+                    # As if it had gone away a moment later: the next sync finds out what became of the run.
+                    logger.warning("no synchronizer, going on without having asked it error=%s", exc)
+                    return []
+        return None
+
+    def _tell_start(self, resumed: Resumed | None) -> None:
+        chosen, now_s = self._choice.chosen, time.time()
+        is_restored = resumed is not None and chosen is not None
+        rung = Rung.VAULT if is_restored else Rung.GLOBAL if self._config.start_step else Rung.FRESH
+        self._emit(
+            RestoredEvent(
+                rung=rung,
+                generation=chosen.generation.number if chosen is not None else None,
+                step=self._inner.step,
+                refused=tuple(self._choice.refused),
+                lost=self._lost,
+                begun_s=chosen.begun_s if chosen is not None else now_s,
+                fetched_s=chosen.fetched_s if chosen is not None else now_s,
+                loaded_s=now_s,
+            )
+        )
+
+    def _go_on(self, resumed: Resumed) -> None:
+        """Take up a sync that was under way, and then the random numbers, which nothing may draw from meanwhile."""
+        under_way = resumed.state.under_way
+        if under_way is not None:
+            command = under_way.command
+            command = command.model_copy(update={"epoch": max(command.epoch, self._epoch)})
+            captured = resumed.captured.get(under_way.fragment)
+            self._begun = (under_way, Captured(under_way.fragment, captured)) if captured is not None else None
+            if command.overlap:
+                self._overlap(command, captured, started_s=under_way.started_s, due_step=under_way.due_step)
+        chosen = self._choice.chosen
+        assert chosen is not None
+        self._guard.load_random(chosen)
+        chosen.vault.close()
+        if under_way is not None and not command.overlap:
+            self._wait_for_sync(command, captured, started_s=under_way.started_s)
 
     def _train_between(self, safepoint: Safepoint) -> None:
         """Train with safepoints at every layer; from the first few steps on, at as many as their time is worth."""
@@ -222,7 +354,7 @@ class Worker:
                 command = None
                 self._serve(self._overlapped)
             else:
-                command = self._inbox.take_due(time.time())
+                command = self._inbox.take_due(time.time(), step=self._inner.step)
             if command is not None:
                 self._phases.enter(TrainerPhase.SYNC)
                 self._synchronize(command)
@@ -233,7 +365,8 @@ class Worker:
                 self._inbox.wait(PAUSED_WAIT_S)
             else:
                 self._phases.enter(TrainerPhase.INNER)
-                self._take_step()
+                if self._take_step():
+                    self._guard.after_step(self._inner.step, self._running_s[-1])
                 if time.monotonic() >= self._report_due_s:
                     self._report(Phase.INNER)
 
@@ -274,12 +407,43 @@ class Worker:
     def _has_order(self) -> bool:
         """Whether a step that waits for the gate is given up."""
         if self._overlapped is None:
-            return self._inbox.has_order(time.time())
+            return self._inbox.has_order(time.time(), step=self._inner.step)
         is_due = self._boundary.is_waiting or self._overlapped.end.done()
-        return is_due or self._inbox.paused or self._inbox.stop.is_set()
+        return (is_due and self._overlapped.due_step is None) or self._inbox.paused or self._inbox.stop.is_set()
 
-    def _take_step(self) -> None:
-        """One inner step, unless an order comes while it waits for the gate: then its batches are taken again."""
+    def _average(self, loss: torch.Tensor) -> torch.Tensor:
+        """Gradients of all ranks; from then on parameters change."""
+        self._guard.settle()
+        return self._team.average(loss)
+
+    def _contents(self, hot: HotState) -> Contents:
+        """What a snapshot at this step boundary is of."""
+        begun = self._begun
+        more = leader_contents(
+            self._island,
+            self._exchange,
+            captured=begun[1] if begun is not None else None,
+            under_way=begun[0] if begun is not None else None,
+            loss=self._inner.loss,
+            loss_at_sync=self._loss_at_sync,
+            last_sync_at_s=self._last_sync_at_s,
+        )
+        return Contents(
+            step=self._inner.step,
+            tokens=self._tokens,
+            skipped=self._inner.skipped,
+            hot=hot.capture(),
+            vectors=more.vectors,
+            versions=more.versions,
+            state=more.state.model_dump(mode="json", exclude_none=True),
+            epoch=self._epoch,
+        )
+
+    def _take_step(self) -> bool:
+        """One inner step, unless an order comes while it waits for the gate: then its batches are taken again.
+
+        Says whether it was taken.
+        """
         started_s = time.perf_counter()
         waited_s = self._waited().total_s
         self._team.start_step()
@@ -289,7 +453,7 @@ class Worker:
             num_tokens = self._train_on_batches()
         except YieldInterrupted:
             self._team.abandon()
-            return
+            return False
         finally:
             if self._safepoint is not None:
                 self._safepoint.end_step()
@@ -299,6 +463,7 @@ class Worker:
         self._taken = []
         self._tokens += num_tokens
         self._island.count_step(num_tokens)
+        return True
 
     def _train_on_batches(self) -> int:
         """Take the inner step; returns the tokens that it was applied to.
@@ -328,13 +493,31 @@ class Worker:
             raise
 
     def _synchronize(self, command: SyncCommand) -> None:
+        self._epoch = max(self._epoch, command.epoch)
         if command.overlap:
             self._begin_overlapped(command)
             return
         started_s = time.time()
         self._report(Phase.SYNC)
+        captured = self._capture(command, started_s=started_s)
+        self._wait_for_sync(command, captured, started_s=started_s)
+
+    def _capture(self, command: SyncCommand, *, started_s: float) -> Capture:
+        """Copy what is to be contributed, and have a snapshot know of it before it travels."""
+        self._guard.settle()
         self._team.start_sync(self._island.module)
-        done = self._on_transfer_thread(self._transfers.submit(lambda: self._exchange.run(command)))
+        captured = self._exchange.capture(command)
+        fragment = self._exchange.turn_of(command)
+        due_step = None if command.overlap_steps is None else self._inner.step + command.overlap_steps
+        under_way = UnderWay(command=command, fragment=fragment, started_s=started_s, due_step=due_step)
+        self._begun = (under_way, Captured(fragment, captured))
+        self._guard.before_sync()
+        return captured
+
+    def _wait_for_sync(self, command: SyncCommand, captured: Capture | None, *, started_s: float) -> None:
+        """The sync, while inner steps stand still."""
+        self._guard.settle()
+        done = self._on_transfer_thread(self._transfers.submit(lambda: self._exchange.run(command, captured=captured)))
         self._share()
         # As the inner loop saw it, with the time that an idle thread waits for its core.
         times = {"started_s": started_s, "finished_s": time.time()}
@@ -346,17 +529,25 @@ class Worker:
         started_s, boundary = time.time(), self._boundary
         boundary.blocked_s = 0.0
         # The others only see that they hold what is captured; what is adopted later they get when it is.
-        boundary.time(lambda: self._team.start_sync(self._island.module))
-        captured = boundary.time(lambda: self._exchange.capture(command))
+        captured = boundary.time(lambda: self._capture(command, started_s=started_s))
+        due_step = None if command.overlap_steps is None else self._inner.step + command.overlap_steps
+        self._overlap(command, captured, started_s=started_s, due_step=due_step)
+
+    def _overlap(
+        self, command: SyncCommand, captured: Capture | None, *, started_s: float, due_step: int | None
+    ) -> None:
+        boundary = self._boundary
         end = self._transfers.submit(lambda: self._exchange.run(command, captured=captured, at_boundary=boundary))
-        self._overlapped = OverlappedSync(command, end, started_s=started_s)
+        self._overlapped = OverlappedSync(command, end, started_s=started_s, due_step=due_step)
 
     def _serve(self, sync: OverlappedSync) -> None:
         """Do what the sync needs a step boundary for, such as to adopt its result, and report it when it has ended."""
+        if sync.due_step is not None:
+            if self._inner.step < sync.due_step:
+                return
+            self._wait_until_due(sync)
         if self._boundary.is_waiting:
-            self._phases.enter(TrainerPhase.SYNC)
-            self._boundary.serve()
-            self._boundary.time(self._share)
+            self._adopt_at_boundary()
         if not sync.end.done():
             return
         self._overlapped = None
@@ -367,7 +558,23 @@ class Worker:
         )
         self._report_due_s = 0.0  # after the next step: what a report takes is not the sync's
 
+    def _wait_until_due(self, sync: OverlappedSync) -> None:
+        """The step at which the result is adopted has come: wait for it."""
+        while not sync.end.done() and not self._inbox.stop.is_set():
+            if self._boundary.is_waiting:
+                self._adopt_at_boundary()
+            elif not wait([sync.end], timeout=DUE_POLL_S).done:
+                self._team.tell(Action.HOLD)
+
+    def _adopt_at_boundary(self) -> None:
+        self._phases.enter(TrainerPhase.SYNC)
+        self._guard.settle()
+        self._boundary.serve()
+        self._boundary.time(self._share)
+
     def _end_sync(self, command: SyncCommand, report: SyncReport | None, *, now_s: float) -> None:
+        self._begun = None
+        self._guard.after_sync()
         self._tell_disagreements(command, now_s=now_s)
         if report is None:
             logger.info("sync skipped, nothing to do round=%s version=%d", command.round, self._island.version)
@@ -378,6 +585,7 @@ class Worker:
         """After a sync all ranks go on from the same parameters."""
         # A transfer that was given up at a stop may still be at work on them.
         if not self._inbox.stop.is_set():
+            self._guard.settle()
             self._team.share(self._island.module)
 
     def _note_sync(self, report: SyncReport) -> None:
@@ -453,9 +661,11 @@ class Worker:
 
 
 def emit(events: TextIO, event: Event, inbox: Inbox) -> None:
+    """Say something to the agent; from any thread."""
     try:
-        events.write(event.model_dump_json() + "\n")
-        events.flush()
+        with PIPE:
+            events.write(event.model_dump_json() + "\n")
+            events.flush()
     except BrokenPipeError:
         inbox.request_stop()
 
@@ -508,14 +718,20 @@ def lead(config: WorkerConfig, team: Team, inbox: Inbox, events: TextIO) -> None
         Worker(config, inbox=inbox, transfers=transfers, events=events, http=http, team=team).run()
 
 
-def follow(config: WorkerConfig, team: RankTeam) -> None:
+def follow(config: WorkerConfig, team: RankTeam, inbox: Inbox, events: TextIO) -> None:
     """Train as one of the other ranks."""
     safepoint = None
     if config.gate is not None:
         safepoint = Safepoint(open_gate(config.gate), patience=patience_of(config), on_wait=team.wait_on)
     workload = open_workload(config)
     module = build_model(workload, config)
-    Follower(config, workload, module, inner_config(config), team=team, safepoint=safepoint).run()
+
+    def say(event: Event) -> None:
+        emit(events, event, inbox)
+
+    Follower(
+        config, workload, module, inner_config(config), team=team, safepoint=safepoint, inbox=inbox, emit=say
+    ).run()
 
 
 def main() -> int:
@@ -541,7 +757,7 @@ def main() -> int:
                 if config.rank == 0:
                     lead(config, team, inbox, events)
                 else:
-                    follow(config, team)
+                    follow(config, team, inbox, events)
     except WadilocoError as exc:
         if inbox.stop.is_set() and isinstance(exc, UnavailableError):
             logger.info("stopped while it waited error=%s", exc)
