@@ -25,7 +25,7 @@ from diloco.fragment import manifest_of
 from diloco.island import Capture, Contribution, Island
 from diloco.partition import cut, joined
 from diloco.protocol import SyncCommand
-from diloco.schema import InitReply, Manifest, OuterState, SyncOutcome, SyncReport
+from diloco.schema import FragmentState, InitReply, Manifest, OuterState, SyncOutcome, SyncReport
 from diloco.transport import SynchronizerClient, check_cut, check_model
 from diloco.turns import next_round, place_of
 
@@ -103,6 +103,11 @@ class StreamingIsland:
             fragment.rebase(fragment.global_flat, fragment.version)
 
 
+def holds_nothing(_fragment: int, _its: FragmentState) -> bool:
+    """Of an island that has just been made."""
+    return False
+
+
 class StreamingExchange(Syncs):
     """Runs the syncs of such an island against one synchronizer. Rounds are those of the run."""
 
@@ -113,10 +118,17 @@ class StreamingExchange(Syncs):
         self._before_push: Callable[[int, Contribution], None] = lambda *_: None
         self._exchanges = self._open()
 
-    def join(self, *, deadline_s: float, num_fragments: int | None = None) -> None:
+    def join(
+        self,
+        *,
+        deadline_s: float,
+        num_fragments: int | None = None,
+        holds: Callable[[int, FragmentState], bool] = holds_nothing,
+    ) -> None:
         """Become part of the run with all fragments: offer the initial parameters, or start from the global ones.
 
         ``num_fragments`` is what somebody decided; None leaves it to the run that there is, and a new one has one.
+        ``holds`` says of which fragments the island holds the global parameters already, and no progress.
 
         Raises:
             ManifestError: the run trains another model, or cuts it in another way.
@@ -134,8 +146,9 @@ class StreamingExchange(Syncs):
         check_model(state, self._island.manifest)
         self._cut(num_fragments or len(state.fragments))
         self._check(state)
-        for exchange, fragment in zip(self._exchanges, state.fragments, strict=True):
-            exchange.start_from(fragment.version, deadline_s=deadline_s)
+        for index, (exchange, fragment) in enumerate(zip(self._exchanges, state.fragments, strict=True)):
+            if not holds(index, fragment):
+                exchange.start_from(fragment.version, deadline_s=deadline_s)
 
     def continue_as(self, num_fragments: int) -> None:
         """Be an island of a run with so many fragments, without joining it: an earlier process has."""

@@ -41,6 +41,7 @@ from diloco.inner import InnerConfig, InnerLoop
 from diloco.island import Capture
 from diloco.lull import Lulls
 from diloco.model import ModelSize, count_parameters
+from diloco.parked import Built, ParkedConfig, first_line, park
 from diloco.phase import PhaseTeller, Waited
 from diloco.protocol import (
     Event,
@@ -136,15 +137,16 @@ class Worker:
         events: TextIO,
         http: httpx.Client,
         team: Team,
+        built: Built | None = None,
     ) -> None:
+        """``built``: what there is already of it."""
         self._config = config
         self._inbox = inbox
         self._transfers = transfers
         self._events = events
         self._team = team
-        self._workload = open_workload(config)
-        module = build_model(self._workload, config)
-        self._island = StreamingIsland(module, codec_named(config.codec))
+        self._built = built or build(config)
+        self._workload, module, self._island = self._built.workload, self._built.module, self._built.island
         optimizer = build_optimizer(self._workload, module, inner_config(config))
         self._guard = Guard(
             config,
@@ -360,6 +362,8 @@ class Worker:
                 self._synchronize(command)
             elif self._inbox.paused:
                 self._phases.enter(TrainerPhase.NONE)
+                if self._inbox.wants_snapshot():
+                    self._guard.take_now()
                 self._team.tell(Action.PAUSE)
                 self._report(Phase.PAUSED)
                 self._inbox.wait(PAUSED_WAIT_S)
@@ -394,7 +398,8 @@ class Worker:
             )
 
     def _join_once(self) -> None:
-        self._exchange.join(deadline_s=time.time() + JOIN_ATTEMPT_S, num_fragments=self._config.num_fragments)
+        deadline_s, num_fragments = time.time() + JOIN_ATTEMPT_S, self._config.num_fragments
+        self._exchange.join(deadline_s=deadline_s, num_fragments=num_fragments, holds=self._built.holds)
 
     def _open_safepoint(self, gate: Path) -> Safepoint:
         return Safepoint(
@@ -711,20 +716,27 @@ def open_client(config: WorkerConfig) -> httpx.Client:
     return httpx.Client(**client_options(settings, config.synchronizer_url, timeout_s=config.timeout_s))
 
 
-def lead(config: WorkerConfig, team: Team, inbox: Inbox, events: TextIO) -> None:
+def build(config: WorkerConfig) -> Built:
+    """What a worker of any slot begins with."""
+    workload = open_workload(config)
+    module = build_model(workload, config)
+    return Built(workload, module, StreamingIsland(module, codec_named(config.codec)))
+
+
+def lead(config: WorkerConfig, team: Team, inbox: Inbox, events: TextIO, built: Built | None = None) -> None:
     """Train as the first rank, which may be the only one."""
     transfers = TransferThread(idle=config.sync_priority == "idle")
     with open_client(config) as http:
-        Worker(config, inbox=inbox, transfers=transfers, events=events, http=http, team=team).run()
+        Worker(config, inbox=inbox, transfers=transfers, events=events, http=http, team=team, built=built).run()
 
 
-def follow(config: WorkerConfig, team: RankTeam, inbox: Inbox, events: TextIO) -> None:
+def follow(config: WorkerConfig, team: RankTeam, inbox: Inbox, events: TextIO, built: Built | None = None) -> None:
     """Train as one of the other ranks."""
     safepoint = None
     if config.gate is not None:
         safepoint = Safepoint(open_gate(config.gate), patience=patience_of(config), on_wait=team.wait_on)
-    workload = open_workload(config)
-    module = build_model(workload, config)
+    built = built or build(config)
+    workload, module = built.workload, built.module
 
     def say(event: Event) -> None:
         emit(events, event, inbox)
@@ -741,23 +753,33 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: inbox.request_stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        config = WorkerConfig.model_validate_json(sys.stdin.readline())
+        first = first_line(sys.stdin.readline())
     except ValidationError as exc:
         emit(events, FailedEvent(message=f"worker configuration: {exc}", exit_code=InputError.exit_code), inbox)
         return InputError.exit_code
+    config, built = (first.config if isinstance(first, ParkedConfig) else first), None
     configure_logging(config.log_level)
     pin_to(config.cores)
     torch.set_num_threads(config.threads)
-    inbox.listen(sys.stdin)
     try:
+        if isinstance(first, ParkedConfig):
+
+            def tell(event: Event) -> None:
+                emit(events, event, inbox)
+
+            ready = park(first, sys.stdin, build=build, connect=open_client, tell=tell)
+            if ready is None:
+                return 0
+            config, built = ready
+        inbox.listen(sys.stdin)
         if config.num_ranks == 1:
-            lead(config, Team(), inbox, events)
+            lead(config, Team(), inbox, events, built)
         else:
             with team_of(config, cancelled=inbox.stop) as team:
                 if config.rank == 0:
-                    lead(config, team, inbox, events)
+                    lead(config, team, inbox, events, built)
                 else:
-                    follow(config, team, inbox, events)
+                    follow(config, team, inbox, events, built)
     except WadilocoError as exc:
         if inbox.stop.is_set() and isinstance(exc, UnavailableError):
             logger.info("stopped while it waited error=%s", exc)
