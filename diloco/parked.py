@@ -14,12 +14,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 import httpx
 from pydantic import ValidationError
 from torch import nn
 
+from diloco.parked_config import ParkedConfig
 from diloco.protocol import ParkedEvent, WorkerConfig
 from diloco.scheduling import become_idle
 from diloco.schema import FragmentState
@@ -27,7 +28,6 @@ from diloco.streaming import StreamingExchange, StreamingIsland
 from diloco.transport import SynchronizerClient
 from diloco.workload import Workload
 from service.errors import InputError, WadilocoError
-from service.wire import Wire
 
 logger = logging.getLogger(__name__)
 
@@ -35,15 +35,6 @@ PULL_S = 60.0
 """For one refresh."""
 END_S = 2.0
 """For the thread that pulls to see that it is to stop, on a host where others have the cores."""
-
-
-class ParkedConfig(Wire):
-    """The first line of a worker that is to park: what all slots have in common."""
-
-    parked: Literal[True] = True
-    config: WorkerConfig
-    """Of slot 0, or any other: its slot, its vault and where it starts count for nothing."""
-    refresh_s: float
 
 
 @dataclass(slots=True)

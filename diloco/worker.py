@@ -41,7 +41,8 @@ from diloco.inner import InnerConfig, InnerLoop
 from diloco.island import Capture
 from diloco.lull import Lulls
 from diloco.model import ModelSize, count_parameters
-from diloco.parked import Built, ParkedConfig, first_line, park
+from diloco.parked import Built, first_line, park
+from diloco.parked_config import ParkedConfig
 from diloco.phase import PhaseTeller, Waited
 from diloco.protocol import (
     Event,

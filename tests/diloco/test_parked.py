@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from diloco.parked import Built, ParkedConfig, refresh
+from diloco.parked import Built, refresh
+from diloco.parked_config import ParkedConfig
 from diloco.protocol import FailedEvent, ParkedEvent, ReadyEvent, StopCommand, SyncCommand, SyncedEvent, WorkerConfig
 from diloco.schema import FragmentState, RoundState
 from diloco.streaming import StreamingIsland
