@@ -276,7 +276,7 @@ class Controller:
             raise
         self.metrics.reports.labels("accepted").inc()
         seq = self.state.mailboxes.seq
-        durable = await self._try_commit() if beat.syncs or beat.restores or beat.handed_over else True
+        durable = await self._try_commit() if beat.syncs or beat.restarts or beat.handed_over else True
         if beat.handed_over is not None:
             self.state.mailboxes.announce(seq)
         return HeartbeatReply(
@@ -285,7 +285,6 @@ class Controller:
             syncs_acknowledged=len(beat.syncs) if durable else 0,
             paused=self.state.paused,
             autonomy=self._autonomy(),
-            restores_acknowledged=len(beat.restores) if durable else 0,
             **self.desk.reply_extras(agent),
         )
 

@@ -38,6 +38,8 @@ T = TypeVar("T")
 
 PROBE_S = 1.0
 """A host that is there refuses within a round trip."""
+PROBES_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+"""Pauses before the attempts: a process that ends closes its sockets one after another, the listening one not first."""
 GREETINGS_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 """Pauses before the attempts to reach a new agent: it may register before it listens."""
 MAX_GREETED_AT_ONCE = 8
@@ -53,6 +55,8 @@ class DeathWatch:
         self._reached: dict[str, str] = {}
         """Agents whose URL led to this process (its instance)."""
         self._greeted: dict[str, str] = {}
+        self._polls: dict[str, int] = {}
+        """Long polls of each agent so far."""
         self._to_greet: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
 
     async def while_connected(
@@ -63,6 +67,7 @@ class DeathWatch:
         Raises:
             ClientDisconnect: it went away.
         """
+        self._polls[agent_id] = self._polls.get(agent_id, 0) + 1
         if self._greeted.get(agent_id) != instance:
             self._greeted[agent_id] = instance
             self._to_greet.put_nowait((agent_id, instance))
@@ -107,7 +112,7 @@ class DeathWatch:
         agent = self._active(agent_id, instance)
         if agent is None or agent.url is None or self._reached.get(agent_id) != instance:
             return
-        if not await refuses(agent.url):
+        if not await self._is_gone(agent.url, agent_id, instance):
             logger.info("connection lost, and its address does not refuse: it has its lease agent=%s", agent_id)
             return
         agent = self._active(agent_id, instance)  # it may have left in order meanwhile
@@ -117,6 +122,16 @@ class DeathWatch:
         self._controller.give_up(agent)
         with contextlib.suppress(UnavailableError):  # the journal tells
             await self._loop.publish()
+
+    async def _is_gone(self, url: str, agent_id: str, instance: str) -> bool:
+        polls = self._polls.get(agent_id)
+        for pause_s in PROBES_S:
+            await asyncio.sleep(pause_s)
+            if self._polls.get(agent_id) != polls or self._active(agent_id, instance) is None:
+                return False  # it has asked again
+            if await refuses(url):
+                return True
+        return False
 
     def _active(self, agent_id: str, instance: str) -> AgentRecord | None:
         if not self._controller.has_state:

@@ -13,8 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from controller.schema import Heartbeat
-from diloco.recovery_schema import RestoreReport
-from diloco.schema import Phase, Progress, SyncReport
+from diloco.schema import Phase, Progress, Restart, SyncReport
 from service.errors import InputError
 
 # The fastest step of the smallest model takes 10 µs. The share "at once" is for heartbeats that were held up.
@@ -87,8 +86,8 @@ def check_heartbeat(beat: Heartbeat, known: Known, *, now_s: float) -> None:
         _check_growth(beat.progress, known, now_s)
     for index, report in enumerate(beat.syncs):
         _check_sync(report, f"syncs.{index}", known, now_s)
-    for index, restore in enumerate(beat.restores):
-        _check_restore(restore, f"restores.{index}", now_s)
+    for index, restart in enumerate(beat.restarts):
+        _check_restart(restart, f"restarts.{index}", now_s)
 
 
 def _check_alone(progress: Progress, now_s: float) -> None:
@@ -150,12 +149,11 @@ def _check_sync(report: SyncReport, where: str, known: Known, now_s: float) -> N
     _not_in_future(report.finished_s, f"{where}.finished_s", now_s)
 
 
-def _check_restore(restore: RestoreReport, where: str, now_s: float) -> None:
-    _at_most(restore.step, LIMITS["step"], f"{where}.step")
-    _at_most(restore.steps_lost, LIMITS["step"], f"{where}.steps_lost")
-    _not_in_future(restore.first_step_s, f"{where}.first_step_s", now_s)
-    if restore.first_step_s < restore.began_s:
-        raise _nonsense("is before the recovery began", f"{where}.first_step_s")
+def _check_restart(restart: Restart, where: str, now_s: float) -> None:
+    for name in ("from_step", "steps_repeated", "steps_lost"):
+        _at_most(getattr(restart, name), LIMITS["step"], f"{where}.{name}")
+    _not_in_future(restart.detected_s, f"{where}.detected_s", now_s)
+    _not_in_future(restart.first_step_s, f"{where}.first_step_s", now_s)
 
 
 def _check_round(round_: int, where: str, known: Known, now_s: float) -> None:

@@ -9,7 +9,7 @@ first inner step that the new holder reports:
 
 Loss, holder and first step are a record each, and the last one has all the times: records are only ever added, so that
 a reader that goes by ``since`` misses nothing. What happened between holder and first step its agent tells
-(`diloco.recovery_schema.RestoreReport`); of an agent that does not, the first step is seen in its progress.
+(`diloco.schema.Restart`); of an agent that does not, the first step is seen in its progress.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from dataclasses import dataclass, replace
 from controller.records import AgentRecord, Membership
 from controller.registry import Change
 from controller.schema import Recovery, RecoveryKind
-from diloco.recovery_schema import RestoreReport
-from diloco.schema import Phase
+from diloco.schema import Phase, Restart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +103,7 @@ class RecoveryBook:
     ) -> list[Recovery]:
         """What a heartbeat means: its worker was started anew, or takes steps again.
 
-        Without ``ends`` the end is left to what the agent itself tells (`hear_restores`).
+        Without ``ends`` the end is left to what the agent itself tells (`hear_restarts`).
         """
         slot, progress = after.slot, after.progress
         if slot is None or progress is None:
@@ -123,35 +122,38 @@ class RecoveryBook:
             found.append(self._continue(kind, after, going_on, epoch=epoch, now_s=now_s, first_step_s=now_s))
         return found
 
-    def hear_restores(
-        self, agent: AgentRecord, reports: Iterable[RestoreReport], *, epoch: int, now_s: float
+    def hear_restarts(
+        self, agent: AgentRecord, restarts: Iterable[Restart], *, epoch: int, now_s: float
     ) -> list[Recovery]:
         """What the agent of a slot tells of recoveries that it has been through."""
-        return [self._end(agent, report, epoch=epoch, now_s=now_s) for report in reports if report.slot == agent.slot]
+        if agent.slot is None:
+            return []
+        return [self._end(agent.slot, agent, restart, epoch=epoch, now_s=now_s) for restart in restarts]
 
-    def _end(self, agent: AgentRecord, report: RestoreReport, *, epoch: int, now_s: float) -> Recovery:
-        going_on = self._open.pop(report.slot, None)
+    def _end(self, slot: int, agent: AgentRecord, restart: Restart, *, epoch: int, now_s: float) -> Recovery:
+        going_on = self._open.pop(slot, None)
         if going_on is None:
             # Over before anybody else saw it, or begun under a controller that is no more.
-            going_on = Open(number=self._next_number(), lost_s=report.began_s, lost_by=agent.agent_id)
-        own = going_on.lost_by == agent.agent_id
+            began_s = restart.detected_s if restart.last_sign_s is None else restart.last_sign_s
+            going_on = Open(number=self._next_number(), lost_s=began_s, lost_by=agent.agent_id)
+        first_step_s = now_s if restart.first_step_s is None else restart.first_step_s
         record = self._continue(
-            RecoveryKind.TRAINS_AGAIN, agent, going_on, epoch=epoch, now_s=now_s, first_step_s=report.first_step_s
+            RecoveryKind.TRAINS_AGAIN, agent, going_on, epoch=epoch, now_s=now_s, first_step_s=first_step_s
         )
-        # A death of its own worker the agent saw first, and needed nobody's leave to go on.
-        began_s = report.began_s if own or going_on.taken_s is None else going_on.taken_s
+        times: dict[str, float | None] = {"fetched_s": restart.fetched_s, "loaded_s": restart.loaded_s}
+        if going_on.lost_by == agent.agent_id or going_on.taken_s is None:
+            # The death of its own worker the agent saw itself, and it needed nobody's leave to go on.
+            lost_s = going_on.lost_s if restart.last_sign_s is None else restart.last_sign_s
+            detected_s = restart.detected_s
+            times |= {"lost_s": min(lost_s, detected_s), "detected_s": detected_s, "taken_s": detected_s}
         return record.model_copy(
             update={
-                "lost_s": min(going_on.lost_s, began_s),
-                "detected_s": began_s if own or going_on.detected_s is None else going_on.detected_s,
-                "taken_s": began_s,
-                "fetched_s": report.fetched_s,
-                "loaded_s": report.loaded_s,
-                "rung": report.rung,
-                "generation": report.generation,
-                "step": report.step,
-                "steps_lost": report.steps_lost,
-                "detail": "; ".join(report.refused),
+                **times,
+                "rung": restart.rung,
+                "generation": restart.generation,
+                "step": restart.from_step,
+                "steps_lost": restart.steps_repeated + restart.steps_lost,
+                "detail": "; ".join(filter(None, (restart.cause, restart.lost, *restart.refused))),
             }
         )
 

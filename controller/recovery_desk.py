@@ -79,10 +79,10 @@ class RecoveryDesk:
         state = self._fleet.state
         epoch = state.registry.epoch
         # A restart that has just become known begins what the report of it ends.
-        is_told = bool(beat.restores)
+        is_told = bool(beat.restarts)
         for record in state.recoveries.hear(before, agent, ends=not is_told, epoch=epoch, now_s=now_s):
             self.note(record)
-        for record in state.recoveries.hear_restores(agent, beat.restores, epoch=epoch, now_s=now_s):
+        for record in state.recoveries.hear_restarts(agent, beat.restarts, epoch=epoch, now_s=now_s):
             self.note(record)
         self.handover.after_syncs(agent, beat.syncs, now_s=now_s)
         if beat.handed_over is not None:

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from controller.export.columns import RECOVERY_PHASES
 from controller.metrics import PREFIX
 from controller.schema import Recovery
-from diloco.recovery_schema import Rung
+from diloco.schema import Rung
 
 BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from diloco.recovery_schema import Rung
+from diloco.schema import Rung
 from service.wire import Wire
 
 

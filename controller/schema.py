@@ -16,14 +16,12 @@ from controller.recovery_schema import RecoveryPage as RecoveryPage
 from controller.recovery_schema import RecoveryRecord as RecoveryRecord
 from diloco.recovery_schema import (
     MAX_REPLICAS_TOLD,
-    MAX_REPORTS,
     HandoverReport,
     Peer,
     ReplicaNotice,
     ReplicaPlace,
-    RestoreReport,
 )
-from diloco.schema import DEFAULT_SYNC_TIMEOUT_S, MAX_FRAGMENTS, Progress, Slot, SyncReport
+from diloco.schema import DEFAULT_SYNC_TIMEOUT_S, MAX_FRAGMENTS, Progress, Protection, Restart, Slot, SyncReport
 from service.wire import Order, Wire
 from sidecar.schema import LoadSample, Name
 
@@ -134,10 +132,12 @@ class Heartbeat(Wire):
     progress: Progress | None = None
     syncs: list[SyncReport] = Field(default_factory=list, max_length=1000)
     """Syncs that ended since the last acknowledged heartbeat."""
+    restarts: list[Restart] = Field(default_factory=list, max_length=100)
+    """Recoveries of its workers that ended since the last heartbeat that was answered."""
+    protection: Protection | None = None
+    """What a death would cost now; None without snapshots."""
     replicas: tuple[ReplicaNotice, ...] | None = Field(default=None, max_length=MAX_REPLICAS_TOLD)
     """What the agent keeps of other slots now; None: as it said last."""
-    restores: tuple[RestoreReport, ...] = Field(default=(), max_length=MAX_REPORTS)
-    """Recoveries that ended since the last acknowledged heartbeat."""
     handed_over: HandoverReport | None = None
     """Answer to the directive `hand_over`."""
 
@@ -152,7 +152,6 @@ class HeartbeatReply(Wire):
     """As in the lease."""
     keeps_slots: tuple[int, ...] = ()
     """As in the lease."""
-    restores_acknowledged: int = 0
 
 
 class DirectiveKind(StrEnum):

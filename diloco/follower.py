@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,7 @@ from diloco.inbox import Inbox
 from diloco.inner import InnerConfig, InnerLoop
 from diloco.phase import PhaseTeller, Waited
 from diloco.protocol import Event, WorkerConfig
+from diloco.pulse import Pulse
 from diloco.safepoint import (
     STEPS_TO_SPACE_OUT,
     Safepoint,
@@ -33,6 +36,8 @@ from diloco.vault.snapshots import Contents
 from diloco.workload import Part, Shard, Workload
 from diloco.workload_loading import build_optimizer, count_tokens, fault, open_batches
 from service.errors import WadilocoError
+
+RECENT_STEPS = 32
 
 
 class Follower:
@@ -80,6 +85,14 @@ class Follower:
         """Times of the first steps, without that at the gate."""
         self._has_joined = False
         self._phases = PhaseTeller(config.gate, slot=config.slot, waited=self._waited)
+        self._recent_s: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._pulse = Pulse(
+            emit,
+            timeout_s=config.failure_timeout_s,
+            is_waiting=lambda: self._waited().is_waiting,
+            step_time_s=lambda: statistics.median(list(self._recent_s)) if self._recent_s else None,
+        )
+        self._pulse.start()
 
     def run(self) -> None:
         """Follow until rank 0 says stop.
@@ -97,6 +110,7 @@ class Follower:
             else:
                 self._follow_between(self._safepoint)
         finally:
+            self._pulse.close()
             self._guard.close()
             self._phases.close()
             self._team.close()
@@ -167,12 +181,12 @@ class Follower:
             lower_session()
         if not self._has_joined and self._chosen is not None:
             self._guard.load_random(self._chosen)
-            self._chosen.vault.close()
         self._has_joined = True
 
     def _take_step(self) -> None:
         """One inner step with the other ranks, unless it is given up: then its batches are taken again."""
         started_s, waited_s = time.perf_counter(), self._waited().total_s
+        self._pulse.begin_step(self._inner.step)
         self._team.begin_step()
         try:
             if self._safepoint is not None:
@@ -181,8 +195,10 @@ class Follower:
         except YieldInterrupted:
             return
         finally:
+            self._pulse.end_step()
             if self._safepoint is not None:
                 self._safepoint.end_step()
+        self._recent_s.append(time.perf_counter() - started_s)
         if len(self._running_s) < STEPS_TO_SPACE_OUT:
             self._running_s.append(time.perf_counter() - started_s - (self._waited().total_s - waited_s))
         self._taken = []

@@ -73,26 +73,35 @@ class Refresher:
         self._every_s = every_s
         self._tell = tell
         self._ending = threading.Event()
+        self._at_work = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="refresh", daemon=True)
         self._thread.start()
 
     def end(self) -> bool:
-        """Stop, in the middle of a pull if need be; False when the thread is still at it after a while."""
+        """Stop, in the middle of a pull if need be; False when the thread is still at it after a while.
+
+        One that sleeps is not waited for: at idle priority it may be long in waking up.
+        """
         self._ending.set()
         self._client.cancel()
-        self._thread.join(END_S)
-        return not self._thread.is_alive()
+        return self._at_work.acquire(timeout=END_S)
 
     def _run(self) -> None:
         become_idle()
         while not self._ending.is_set():
-            try:
-                if refresh(self._built, self._client, deadline_s=time.time() + PULL_S):
-                    self._tell(ParkedEvent(versions=tuple(version for version, _ in self._built.held.values())))
-            except WadilocoError as exc:
-                # Without a synchronizer there is nobody to pull from: it is tried again.
-                logger.debug("global parameters not refreshed error=%s", exc)
+            with self._at_work:
+                if self._ending.is_set():
+                    return
+                self._refresh()
             self._ending.wait(self._every_s)
+
+    def _refresh(self) -> None:
+        try:
+            if refresh(self._built, self._client, deadline_s=time.time() + PULL_S):
+                self._tell(ParkedEvent(versions=tuple(version for version, _ in self._built.held.values())))
+        except WadilocoError as exc:
+            # Without a synchronizer there is nobody to pull from: it is tried again.
+            logger.debug("global parameters not refreshed error=%s", exc)
 
 
 def park(

@@ -1,10 +1,9 @@
-"""Wire contract of recovery: which replicas of a slot's state are where, what an agent restored from, and how long it
-took. What a replica consists of, and how it travels between agents, is in `diloco.agent.replica_wire`.
+"""Wire contract of recovery: which replicas of a slot's state are where, and how far a slot is that is handed over.
+
+What a replica consists of, and how it travels between agents, is in `diloco.agent.replica_wire`.
 """
 
 from __future__ import annotations
-
-from enum import StrEnum
 
 from pydantic import Field
 
@@ -14,21 +13,6 @@ from service.wire import Record, Wire
 MAX_RANKS = 64
 MAX_REPLICAS_TOLD = 4 * MAX_RANKS * 16
 """Of one agent: two generations of all ranks of more slots than a host should be the buddy of."""
-MAX_REPORTS = 100
-
-
-class Rung(StrEnum):
-    """Where the state of a slot that goes on came from. Exported as a metric label."""
-
-    VAULT = "vault"
-    """The vault of the same host: the same weights."""
-    REPLICA = "replica"
-    """A copy in another agent's vault, on this host or fetched from another one."""
-    GLOBAL = "global"
-    """Global parameters, with a fresh inner optimizer: steps since the last sync are lost."""
-    DISK = "disk"
-    FRESH = "fresh"
-    """There was nothing to go on from."""
 
 
 class ReplicaNotice(Record):
@@ -86,29 +70,6 @@ class ReplicaList(Wire):
     limit_bytes: Count
     sent: tuple[SentReplica, ...] = ()
     """Of the own slot, by buddy."""
-
-
-class RestoreReport(Wire):
-    """One recovery of a slot as its agent saw it; Unix times. What did not happen is None."""
-
-    slot: Slot
-    epoch: Count
-    rung: Rung
-    generation: Count | None = None
-    step: Count
-    """At which training went on."""
-    steps_lost: Count | None = None
-    """Steps that are known to have been taken beyond that one; None where nobody knows."""
-    began_s: float = Field(ge=0)
-    """When the agent saw that its worker was gone, or got the slot."""
-    fetched_s: float | None = Field(default=None, ge=0)
-    """When the whole state was on this host."""
-    loaded_s: float | None = Field(default=None, ge=0)
-    """When the worker had it, and was ready to train."""
-    first_step_s: float = Field(ge=0)
-    """When the first inner step after it had been taken."""
-    refused: tuple[str, ...] = Field(default=(), max_length=20)
-    """Why better rungs were not taken, one sentence each."""
 
 
 class HandoverReport(Wire):

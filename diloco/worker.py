@@ -50,10 +50,12 @@ from diloco.protocol import (
     ProgressEvent,
     ReadyEvent,
     RestoredEvent,
+    StandbyEvent,
     SyncCommand,
     SyncedEvent,
     WorkerConfig,
 )
+from diloco.pulse import Pulse
 from diloco.rendezvous import team_of
 from diloco.safepoint import (
     STEPS_TO_SPACE_OUT,
@@ -206,6 +208,13 @@ class Worker:
         self._told: set[str] = set()
         self._scalars = open_scalars(config, lr=lambda: self._inner.lr)
         self._phases = PhaseTeller(config.gate, slot=config.slot, waited=self._waited)
+        self._pulse = Pulse(
+            self._emit,
+            timeout_s=config.failure_timeout_s,
+            is_waiting=lambda: self._waited().is_waiting,
+            step_time_s=lambda: statistics.median(list(self._recent_s)) if self._recent_s else None,
+        )
+        self._pulse.start()
 
     def run(self) -> None:
         """Join the run and train until told to stop."""
@@ -216,6 +225,7 @@ class Worker:
             self._join_and_train()
             self._team.tell(Action.STOP)
         finally:
+            self._pulse.close()
             self._guard.close()
             self._phases.close()
             if self._scalars is not None:
@@ -319,6 +329,7 @@ class Worker:
                 loaded_s=now_s,
             )
         )
+        self._report_due_s = 0.0  # after the first step: until then it has not come back
 
     def _go_on(self, resumed: Resumed) -> None:
         """Take up a sync that was under way, and then the random numbers, which nothing may draw from meanwhile."""
@@ -333,7 +344,6 @@ class Worker:
         chosen = self._choice.chosen
         assert chosen is not None
         self._guard.load_random(chosen)
-        chosen.vault.close()
         if under_way is not None and not command.overlap:
             self._wait_for_sync(command, captured, started_s=under_way.started_s)
 
@@ -452,6 +462,7 @@ class Worker:
         """
         started_s = time.perf_counter()
         waited_s = self._waited().total_s
+        self._pulse.begin_step(self._inner.step)
         self._team.start_step()
         try:
             if self._safepoint is not None:
@@ -461,6 +472,7 @@ class Worker:
             self._team.abandon()
             return False
         finally:
+            self._pulse.end_step()
             if self._safepoint is not None:
                 self._safepoint.end_step()
         self._recent_s.append(time.perf_counter() - started_s)
@@ -747,14 +759,26 @@ def follow(config: WorkerConfig, team: RankTeam, inbox: Inbox, events: TextIO, b
     ).run()
 
 
-def main() -> int:
+def warm_up() -> None:
+    """One step of a tiny model: what torch loads at its first is loaded then."""
+    module = nn.Linear(2, 2)
+    inner = InnerLoop(module, InnerConfig(), loss=lambda model, batch: model(batch).square().mean())
+    inner.take_step(torch.ones(2, 2))
+
+
+def main(*, is_standby: bool = False) -> int:
     """Read the configuration from stdin, train until told to stop; returns the exit code."""
     events = take_stdout()
     inbox = Inbox()
+    if is_standby:
+        emit(events, StandbyEvent(), inbox)
     signal.signal(signal.SIGTERM, lambda *_: inbox.request_stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    line = sys.stdin.readline()
+    if is_standby and not line:
+        return 0  # the agent is gone, and had no use for it
     try:
-        first = first_line(sys.stdin.readline())
+        first = first_line(line)
     except ValidationError as exc:
         emit(events, FailedEvent(message=f"worker configuration: {exc}", exit_code=InputError.exit_code), inbox)
         return InputError.exit_code

@@ -121,6 +121,24 @@ class IslandSettings(InnerSettings, DryRunSettings):
     gate_trickle_s: float = Field(default=10.0, gt=0, le=3600)
     """Seconds per inner step of that trickle."""
 
+    vault: bool = True
+    """Keep snapshots of the workers' training state in shared memory: a worker that dies is replaced, and the next one
+    goes on from there with the same weights."""
+    vault_dir: Path | None = None
+    """Folder in memory for these snapshots, by default /dev/shm. They take about seven times the model's bytes with
+    AdamW, ten with codec int8 or int4; the exact size is logged."""
+    standby_workers: int | None = Field(default=None, ge=0, le=MAX_RANKS)
+    """Workers in reserve, with all imports done: a dead one's successor trains again sooner. By default one per rank; 0
+    keeps none. Each takes about 0.3 GB of memory."""
+    park: bool = True
+    """While the agent waits for a slot, keep its worker started, with the model built in the CPU's memory and the run's
+    global parameters in it: it trains at once when it gets one. It takes no memory of a GPU."""
+    park_refresh_s: float = Field(default=5.0, ge=0.1, le=3600)
+    """Least seconds between two looks of such a worker for newer global parameters."""
+    failure_timeout_s: float = Field(default=10.0, ge=1, le=600)
+    """The one timeout of failure detection: a worker that is silent for so long, or whose steps get nowhere for twice
+    as long without a reason, is killed and replaced. A dead one is seen at once."""
+
     tensorboard: Path | None = None
     """Folder for TensorBoard: the worker writes loss, learning rate, tokens and norms, and bytes, blocked time and
     staleness of each outer step, to a folder slot-N in it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -34,11 +34,18 @@ class Crew:
 
     def __init__(self, workers: Sequence[WorkerProcess], take: Callable[[int, Event], None]) -> None:
         self._workers = list(workers)
+        self._answers: set[asyncio.Task[None]] = set()
         self._readers = [asyncio.create_task(_read(worker, rank, take)) for rank, worker in enumerate(self._workers)]
 
     @classmethod
-    async def start(cls, configs: Sequence[WorkerConfig], take: Callable[[int, Event], None]) -> Self:
-        """Start a worker for each rank; ``take`` gets what they say, with their ranks.
+    async def start(
+        cls,
+        configs: Sequence[WorkerConfig],
+        take: Callable[[int, Event], None],
+        *,
+        hire: Callable[[WorkerConfig], Awaitable[WorkerProcess]] = WorkerProcess.start,
+    ) -> Self:
+        """Start a worker for each rank; ``take`` gets what they say, with their ranks. ``hire`` starts one.
 
         Raises:
             OSError: one cannot be started; none is left behind.
@@ -46,7 +53,7 @@ class Crew:
         workers: list[WorkerProcess] = []
         try:
             for config in configs:
-                workers.append(await WorkerProcess.start(config))  # noqa: PERF401 (those that started are needed)
+                workers.append(await hire(config))  # noqa: PERF401 (those that started are needed)
         except BaseException:
             for worker in workers:
                 await worker.end(0.0)
@@ -61,6 +68,25 @@ class Crew:
     def has_lost_one(self) -> bool:
         """Whether a worker has ended."""
         return any(reader.done() for reader in self._readers)
+
+    @property
+    def first_lost(self) -> int:
+        """The rank that has ended; the lowest, if several have."""
+        return next((rank for rank, reader in enumerate(self._readers) if reader.done()), 0)
+
+    def kill(self, rank: int) -> None:
+        """A worker that cannot be told any more."""
+        self._workers[rank].kill()
+
+    def answer(self, rank: int, answer: Awaitable[Command]) -> None:
+        """Send one rank what is still to be worked out."""
+
+        async def send() -> None:
+            self._workers[rank].send(await answer)
+
+        task = asyncio.create_task(send())
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
 
     def send(self, command: Command) -> None:
         """Orders go to the first rank, which leads the others."""

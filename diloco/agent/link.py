@@ -36,7 +36,7 @@ M = TypeVar("M", bound=BaseModel)
 RETRY_FIRST_S = 0.25
 RETRY_LONGEST_S = 5.0
 FAREWELL_S = 1.0
-REPORT = re.compile(r"\b(syncs|restores)\.(\d+)")
+REPORT = re.compile(r"\b(syncs|restarts)\.(\d+)")
 """In the field that a refusal names."""
 
 
@@ -101,7 +101,7 @@ class ControllerLink:
             state.assign(None, None)
         elif isinstance(refusal, InputError) and (bad := REPORT.search(refusal.field or "")):
             # It would be refused for ever, and with it every later report.
-            reports, index = (state.reports if bad[1] == "syncs" else state.restores), int(bad[2])
+            reports, index = (state.reports if bad[1] == "syncs" else state.restart_book.untold), int(bad[2])
             if index < len(reports):
                 del reports[index]
 
@@ -172,7 +172,7 @@ class ControllerLink:
 
     async def _beat(self, lease: AgentLease) -> None:
         state = self._state
-        sent, restores, handed_over = list(state.reports), tuple(state.restores), state.handed_over
+        sent, restarts, handed_over = list(state.reports), list(state.restart_book.untold), state.handed_over
         heartbeat = Heartbeat(
             instance=state.instance,
             epoch=lease.epoch,
@@ -180,7 +180,8 @@ class ControllerLink:
             progress=state.progress,
             syncs=sent,
             replicas=None if state.replicas is None else state.replicas(),
-            restores=restores,
+            restarts=restarts,
+            protection=state.newest_snapshot(),
             handed_over=handed_over,
         )
         reply = await self._ask(
@@ -188,8 +189,8 @@ class ControllerLink:
         )
         for _ in range(min(reply.syncs_acknowledged, len(sent), len(state.reports))):
             state.reports.popleft()
-        for _ in range(min(reply.restores_acknowledged, len(restores), len(state.restores))):
-            state.restores.popleft()
+        for _ in range(min(len(restarts), len(state.restart_book.untold))):
+            state.restart_book.untold.popleft()
         if state.handed_over is handed_over:
             state.handed_over = None
         state.hear_buddies(reply.buddies, reply.keeps_slots)

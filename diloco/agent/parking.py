@@ -38,8 +38,8 @@ class Place:
 class Parking:
     """Those of one agent."""
 
-    def __init__(self, configs: Callable[[], list[ParkedConfig]]) -> None:
-        """``configs`` makes one per rank while there is no slot and it is known how to wait for one; else none."""
+    def __init__(self, configs: Callable[[], list[ParkedConfig] | None]) -> None:
+        """``configs`` makes one per rank that is to be parked now; None leaves everything as it is."""
         self._configs = configs
         self._places: dict[int, Place] = {}
         self._retry_s = 0.0
@@ -78,6 +78,8 @@ class Parking:
 
     async def _look(self) -> None:
         configs = self._configs()
+        if configs is None:
+            return
         now_s = asyncio.get_running_loop().time()
         for rank, place in list(self._places.items()):
             if place.worker.process.returncode is not None or rank >= len(configs):
@@ -94,7 +96,7 @@ class Parking:
 
     async def _park(self, rank: int, config: ParkedConfig) -> None:
         worker = await WorkerProcess.spawn("diloco.worker", threads=config.config.threads)
-        worker.tell(config)
+        worker.configure(config)
         place = self._places[rank] = Place(worker, asyncio.create_task(self._read(rank, worker)))
         logger.info("worker to be parked pid=%d rank=%d", place.worker.pid, rank)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from diloco.parked_config import ParkedConfig
 from diloco.protocol import EVENTS, Command, Event, WorkerConfig
 from service.child import module_command, module_environment
 
@@ -29,17 +30,25 @@ class WorkerProcess:
 
     @classmethod
     async def start(cls, config: WorkerConfig) -> WorkerProcess:
-        """Start a worker; it reads its configuration from the pipe, so that the token is in no process list."""
+        """Start a worker with its configuration."""
+        worker = await cls.spawn("diloco.worker", threads=config.threads)
+        worker.configure(config)
+        return worker
+
+    @classmethod
+    async def spawn(cls, module: str, *arguments: str, threads: int) -> WorkerProcess:
+        """Start a process that reads its configuration from the pipe, so that the token is in no process list."""
         environment = {
             **os.environ,
             **module_environment(),
-            "OMP_NUM_THREADS": str(config.threads),
+            "OMP_NUM_THREADS": str(threads),
             # Otherwise OpenMP threads spin on the core of the engine while the trainer is descheduled.
             "OMP_WAIT_POLICY": "PASSIVE",
             "PYTHONUNBUFFERED": "1",
         }
         process = await asyncio.create_subprocess_exec(
-            *module_command("diloco.worker"),
+            *module_command(module),
+            *arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=MAX_LINE_BYTES,
@@ -47,9 +56,16 @@ class WorkerProcess:
             # Ctrl-C in a terminal goes to the agent alone, which stops the worker in order.
             start_new_session=True,
         )
-        worker = cls(process)
-        worker._write(config.model_dump_json())
-        return worker
+        return cls(process)
+
+    def configure(self, config: WorkerConfig | ParkedConfig) -> None:
+        """Tell it what to be, once; a parked one, first that it is."""
+        self._write(config.model_dump_json())
+
+    def hang_up(self) -> None:
+        """Nothing more will be said to it."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
 
     @property
     def pid(self) -> int:
@@ -67,13 +83,24 @@ class WorkerProcess:
             except ValidationError as exc:
                 logger.warning("dropped a line that is no event pid=%d error=%s", self.pid, exc.errors()[0]["msg"])
 
+    async def first_event(self) -> Event | None:
+        """The next thing that it says; None when it says nothing any more."""
+        async with contextlib.aclosing(self.events()) as events:
+            async for event in events:
+                return event
+        return None
+
+    def kill(self) -> None:
+        """At once, also where it is stopped or hangs."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+
     async def end(self, grace_s: float) -> int:
         """See that it is gone, killed if it is not by itself within ``grace_s``; returns its exit code."""
         try:
             return await asyncio.wait_for(self.process.wait(), grace_s)
         except (TimeoutError, asyncio.CancelledError):
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
+            self.kill()
             return await self._wait_killed()
 
     async def _wait_killed(self) -> int:

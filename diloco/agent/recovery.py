@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import httpx
 
@@ -24,7 +23,9 @@ from diloco.agent.replica_sender import ReplicaSender, Source
 from diloco.agent.replica_store import ReplicaStore
 from diloco.agent.rules import request_timeout_s
 from diloco.agent.state import AgentState
+from diloco.agent.vaults import Vaults
 from diloco.recovery_schema import ReplicaList
+from diloco.vault.layout import Generation
 from service.client import client_options
 from service.tasks import Background, every
 
@@ -37,10 +38,13 @@ LOOK_S = 0.5
 class Recovery:
     """One agent's replicas. Use within `running`."""
 
-    def __init__(self, settings: IslandSettings, state: AgentState, *, directory: Path) -> None:
+    def __init__(self, settings: IslandSettings, state: AgentState, vaults: Vaults) -> None:
+        """``vaults`` are those of the own slot."""
         self._settings = settings
         self._state = state
-        self.store = ReplicaStore(directory, owner=settings.identity, limit_bytes=int(settings.replica_limit_mb * 1e6))
+        self._vaults = vaults
+        limit_bytes = int(settings.replica_limit_mb * 1e6)
+        self.store = ReplicaStore(vaults.directory, owner=settings.identity, limit_bytes=limit_bytes)
         self._sender: ReplicaSender | None = None
         self._http: httpx.AsyncClient | None = None
         state.replicas = self.store.notices
@@ -63,8 +67,9 @@ class Recovery:
                 self._http = self._sender = None
                 self.store.close(remove=True)
 
-    async def obtain(self, slot: int, refused: list[str]) -> Found | None:
-        """The newest state of a slot that has just come to this agent, from wherever it is; None where there is none.
+    async def obtain(self, slot: int, refused: list[str], *, own: Generation | None) -> Found | None:
+        """The newest state of a slot that has just come to this agent, from wherever it is; None where there is none,
+        or none that is newer than what the own vault has of it.
 
         Why something newer cannot be used is added to ``refused``.
         """
@@ -73,7 +78,14 @@ class Recovery:
             return None
         fetcher = ReplicaFetcher(http, self.store, own_id=self._settings.identity, timeout_s=self._timeout_s)
         began_s = time.monotonic()
-        found = await fetcher.obtain(slot, self._settings.ranks, lease.replicas, epoch=lease.epoch, refused=refused)
+        found = await fetcher.obtain(
+            slot,
+            self._settings.ranks,
+            lease.replicas,
+            epoch=lease.epoch,
+            refused=refused,
+            better_than=None if own is None else (own.epoch, own.step),
+        )
         if found is not None:
             logger.info(
                 "state of the slot found slot=%d generation=%d step=%d took_s=%.3f",
@@ -101,9 +113,10 @@ class Recovery:
     def _own_vaults(self) -> Source | None:
         state = self._state
         lease = state.limits_lease  # also while the controller is away: the replicas must not grow old then
-        if lease is None or lease.slot is None or not state.vault_paths or state.assignment is None:
+        paths = self._vaults.paths
+        if lease is None or lease.slot is None or not paths or state.assignment is None:
             return None
-        return Source(epoch=lease.epoch, paths=state.vault_paths)
+        return Source(epoch=lease.epoch, paths=paths)
 
     async def _tidy(self) -> None:
         state = self._state

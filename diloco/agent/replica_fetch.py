@@ -66,6 +66,14 @@ def candidates_of(
     return sorted(found, key=lambda each: (each.epoch, each.step, each.number), reverse=True)
 
 
+def is_newer(candidate: Candidate, epoch: int, step: int) -> bool:
+    """Whether it is newer than a snapshot that was taken when the newest epoch heard of was this one (pure).
+
+    What its own holder sent has an epoch no higher than that. A higher one is that of another holder since.
+    """
+    return candidate.epoch > epoch or candidate.step > step
+
+
 def _key(notice: ReplicaNotice) -> tuple[int, int, int, int]:
     return notice.epoch, notice.step, notice.generation, notice.rank
 
@@ -80,14 +88,23 @@ class ReplicaFetcher:
         self._timeout_s = timeout_s
 
     async def obtain(
-        self, slot: int, num_ranks: int, places: Sequence[ReplicaPlace], *, epoch: int, refused: list[str]
+        self,
+        slot: int,
+        num_ranks: int,
+        places: Sequence[ReplicaPlace],
+        *,
+        epoch: int,
+        refused: list[str],
+        better_than: tuple[int, int] | None = None,
     ) -> Found | None:
         """The newest state of the slot that can be had, ready to be used; None where there is none.
 
-        Why something newer cannot be had is added to ``refused``.
+        Why something newer cannot be had is added to ``refused``. ``better_than``: epoch and step of what is there.
         """
         others = [place for place in places if place.holder.agent_id != self._own_id]
         for candidate in candidates_of(slot, num_ranks, self._store.notices(), others):
+            if better_than is not None and not is_newer(candidate, *better_than):
+                return None
             try:
                 for rank, holders in enumerate(candidate.holders):
                     await self._fetch_rank(slot, rank, candidate, holders, epoch=epoch)

@@ -8,13 +8,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from controller.schema import AgentLease
 from diloco.agent.config import IslandSettings
+from diloco.agent.restarts import RestartBook
 from diloco.protocol import SyncCommand
-from diloco.recovery_schema import MAX_REPORTS, HandoverReport, Peer, ReplicaNotice, RestoreReport
-from diloco.schema import MAX_DETAIL, AgentStatus, Phase, Progress, SyncOutcome, SyncReport
+from diloco.recovery_schema import HandoverReport, Peer, ReplicaNotice
+from diloco.schema import MAX_DETAIL, AgentStatus, Phase, Progress, Protection, SyncOutcome, SyncReport
 from service.errors import WadilocoError
 
 MAX_UNACKNOWLEDGED = 1000
@@ -65,6 +65,11 @@ class AgentState:
     sync_in_flight: SyncCommand | None = None
     epoch: int = 0
     """Newest epoch heard of: what contributions are fenced with."""
+    protection: Protection | None = None
+    newest_snapshot: Callable[[], Protection | None] = lambda: None
+    """`protection` with the newest snapshot in it."""
+    restart_book: RestartBook = field(default_factory=RestartBook)
+    standby_pids: Callable[[], tuple[int, ...]] = tuple
     fatal: WadilocoError | None = None
     """Why the agent gave up."""
     assignment: Assignment | None = None
@@ -75,14 +80,10 @@ class AgentState:
     replicas: Callable[[], tuple[ReplicaNotice, ...]] | None = None
     """What it keeps of other slots; None: it keeps nothing."""
     hands_over: bool = False
-    vault_paths: tuple[Path, ...] = ()
-    """Of the own ranks' vaults, in their order; empty where there are none."""
     buddies: tuple[Peer, ...] = ()
     """Who keeps replicas of the own slot."""
     keeps_slots: tuple[int, ...] | None = None
     """Slots whose replicas this agent keeps; None: the controller has not said."""
-    restores: deque[RestoreReport] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
-    """Recoveries that the controller has not confirmed."""
     handed_over: HandoverReport | None = None
     """To be told with the next heartbeat."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -118,10 +119,6 @@ class AgentState:
 
     def hear_buddies(self, buddies: tuple[Peer, ...], keeps_slots: tuple[int, ...]) -> None:
         self.buddies, self.keeps_slots = buddies, keeps_slots
-
-    def take_restore(self, report: RestoreReport) -> None:
-        self.restores.append(report)
-        self.changed.set()
 
     def hear_epoch(self, epoch: int) -> None:
         self.epoch = max(self.epoch, epoch)
@@ -193,5 +190,8 @@ class AgentState:
             num_fragments=self.num_fragments,
             codec=self.settings.codec,
             restarts=self.restarts,
+            protection=self.newest_snapshot(),
+            last_restart=self.restart_book.last,
+            standby_pids=self.standby_pids(),
             unacknowledged_syncs=len(self.reports),
         )

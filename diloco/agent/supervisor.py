@@ -1,6 +1,6 @@
 """Keeps the rank workers of the assigned slot running: starts them, sees a death at once, starts again where they were.
 
-When one of several ranks dies, all start again together, from the last global parameters.
+When one of several ranks dies, all start again together. What they go on from is the protector's to say.
 """
 
 from __future__ import annotations
@@ -14,14 +14,20 @@ from enum import StrEnum
 from diloco.agent.config import IslandSettings
 from diloco.agent.crew import Crew
 from diloco.agent.metrics import IslandMetrics
+from diloco.agent.outer_log import log_outer_step
+from diloco.agent.parking import Parking
+from diloco.agent.process import WorkerProcess
+from diloco.agent.protector import Protector
 from diloco.agent.rendezvous import RankStore
-from diloco.agent.rules import backoff_s, deaths_in_a_row, rank_cores, rank_threads, request_timeout_s
+from diloco.agent.rules import backoff_s, deaths_in_a_row
+from diloco.agent.standby import Standbys
 from diloco.agent.state import AgentState, Assignment
+from diloco.agent.worker_config import parked_configs, worker_config
 from diloco.corpus import CorpusWatch
+from diloco.parked_config import ParkedConfig
 from diloco.protocol import (
     Event,
     FailedEvent,
-    GroupPlace,
     PauseCommand,
     ProgressEvent,
     ReadyEvent,
@@ -30,7 +36,8 @@ from diloco.protocol import (
     SyncedEvent,
     WorkerConfig,
 )
-from diloco.schema import SyncReport
+from diloco.schema import Phase, SyncReport
+from service.deadline import unless
 from service.errors import ConfigError, ConflictError, InputError, UnavailableError, WadilocoError
 from service.tasks import wait_for_exit
 
@@ -64,7 +71,18 @@ class Supervisor:
         """Grows with each start: ranks of different starts never meet."""
         self._failure: FailedEvent | None = None
         self._ever_ready = False
+        self._is_held = False
+        """Told to wait, whether or not the run is paused."""
         self._corpus = CorpusWatch(settings.data)
+        self._protector = Protector(settings, state)
+        self._standbys = Standbys(
+            settings.standby_workers if settings.standby_workers is not None else settings.ranks,
+            threads=settings.threads,
+            modules=("transformers",) if settings.hf_model is not None else (),
+        )
+        self._parking = Parking(self._parked_configs)
+        state.standby_pids = lambda: self._standbys.pids + self._parking.pids
+        state.newest_snapshot = self._protector.protection
 
     def start_sync(self, command: SyncCommand) -> None:
         """Pass a sync on, as soon as a worker has joined the run: the other islands of the round wait for it."""
@@ -77,23 +95,66 @@ class Supervisor:
         logger.warning("sync refused round=%s detail=%s", command.round, detail)
         self._report_failed(command, detail)
 
+    @property
+    def protector(self) -> Protector:
+        return self._protector
+
+    def hold(self) -> None:
+        """End the step, take a snapshot of where that is, and wait."""
+        self._is_held = True
+        if self._crew is not None:
+            self._crew.send(PauseCommand(snapshot=True))
+
+    def let_go(self) -> None:
+        """Go on, unless the run is paused."""
+        if self._is_held:
+            self._is_held = False
+            self.apply_pause(self._state.paused)
+
+    def held_generation(self) -> tuple[int, int] | None:
+        """Number and step of the snapshot of where the workers wait; None until it is there."""
+        progress = self._state.progress
+        vaults = self._protector.vaults
+        newest = vaults.newest() if vaults is not None and self._state.worker_ready else None
+        if not self._is_held or progress.phase is not Phase.PAUSED or newest is None or newest.step != progress.step:
+            return None
+        return newest.number, newest.step
+
     def apply_pause(self, paused: bool) -> None:
         """Hold or continue the inner steps."""
         self._state.paused = paused
-        if self._crew is not None:
+        if self._crew is not None and not self._is_held:
             self._crew.send(PauseCommand() if paused else ResumeCommand())
 
     async def run(self, exit_event: asyncio.Event) -> None:
         """Supervise until ``exit_event``; if no worker can be started, note why in the state and end the process."""
+        reserves = [asyncio.create_task(each.run(exit_event)) for each in (self._standbys, self._parking)]
+        try:
+            await self._supervise(exit_event)
+        finally:
+            for reserve in reserves:
+                reserve.cancel()
+            await asyncio.wait(reserves)
+            await self._protector.close()
+
+    async def _supervise(self, exit_event: asyncio.Event) -> None:
         start_failures = deaths = 0
         last_slot: int | None = None
         while not exit_event.is_set():
             assignment = await self._next_assignment(exit_event)
             if assignment is None:
                 return
-            if last_slot != assignment.slot or self._state.slot_lost:
+            is_new = last_slot != assignment.slot or self._state.slot_lost
+            if is_new:
+                if last_slot is not None:
+                    await self._protector.forget()
                 self._state.start_slot(assignment.slot)
             last_slot = assignment.slot
+            await self._protector.take_slot(assignment.slot)
+            if is_new:
+                await unless(exit_event, self._protector.find_state(assignment.slot))
+                if self._state.assignment != assignment or exit_event.is_set():
+                    continue
             started_s = time.monotonic()
             try:
                 await asyncio.to_thread(self._corpus.check)
@@ -107,7 +168,7 @@ class Supervisor:
             if ended is not Ended.DIED:
                 continue
             self._state.restarts += 1
-            self._state.drop_unsynced()
+            self._protector.worker_died(was_ready=self._ever_ready)
             start_failures = 0 if self._ever_ready else start_failures + 1
             fatal = self._give_up(start_failures)
             if fatal is not None:
@@ -118,6 +179,8 @@ class Supervisor:
             pause_s = backoff_s(
                 deaths, first_s=self._settings.restart_backoff_s, longest_s=self._settings.restart_backoff_max_s
             )
+            if deaths == 1 and self._ever_ready:
+                pause_s = 0.0  # it had trained: what there is to wait for shows when it dies again
             logger.warning("restarting the worker step=%d pause_s=%.1f", self._state.progress.step, pause_s)
             await wait_for_exit(exit_event, pause_s)
 
@@ -138,8 +201,20 @@ class Supervisor:
         """The life of the workers of one start, until the last event that they wrote."""
         self._failure, self._ever_ready = None, False
         self._group_epoch += 1
-        configs = [self._worker_config(assignment, rank) for rank in range(self._settings.ranks)]
-        crew = self._crew = await Crew.start(configs, self._take)
+        configs = [
+            worker_config(
+                self._settings,
+                self._state,
+                assignment,
+                rank=rank,
+                store=self._store,
+                group_epoch=self._group_epoch,
+                vault=self._protector.place(rank),
+            )
+            for rank in range(self._settings.ranks)
+        ]
+        crew = self._crew = await Crew.start(configs, self._take, hire=self._hire)
+        watch = asyncio.create_task(self._protector.watch(crew))
         self._state.worker_pids = crew.pids
         for rank, pid in enumerate(crew.pids):
             step = self._state.progress.step
@@ -153,11 +228,17 @@ class Supervisor:
                 await crew.stop(self._settings.stop_timeout_s)
         finally:
             stopping.cancel()
+            watch.cancel()
+            lost = crew.first_lost
+            if ended is Ended.DIED:
+                self._protector.noticed(lost)
             exits = await crew.end()
             self._crew = None
             self._state.worker_ended()
             if self._state.sync_in_flight is not None and ended is not Ended.DIED:
                 self._report_failed(self._state.sync_in_flight, "the worker ended during the sync")
+        if ended is Ended.DIED:
+            self._protector.explain(exits, lost, self._failure.message if self._failure else "")
         for each in exits:
             logger.log(
                 logging.WARNING if ended is Ended.DIED else logging.INFO,
@@ -170,7 +251,25 @@ class Supervisor:
             )
         return ended
 
+    async def _hire(self, config: WorkerConfig) -> WorkerProcess:
+        """A worker that is ready, where there is one; a new one otherwise."""
+        worker = self._parking.take(config.rank) or self._standbys.take()
+        if worker is None:
+            return await WorkerProcess.start(config)
+        worker.configure(config)
+        return worker
+
+    def _parked_configs(self) -> list[ParkedConfig] | None:
+        """Those of workers that are to be parked; None: those that are there are about to be needed."""
+        state = self._state
+        if state.assignment is not None:
+            return None if self._crew is None else []
+        return parked_configs(self._settings, state)
+
     def _take(self, rank: int, event: Event) -> None:
+        answer = self._protector.take(rank, event)
+        if answer is not None and self._crew is not None:
+            self._crew.answer(rank, answer)
         if isinstance(event, FailedEvent):
             self._note_failure(event)
         elif rank == 0:
@@ -189,11 +288,15 @@ class Supervisor:
                 self._state.num_parameters = event.num_parameters
                 self._state.num_fragments = event.num_fragments
                 self.apply_pause(self._state.paused)
-                self._catch_up_on_sync(event.version)
+                if not event.resumes_sync:
+                    self._catch_up_on_sync(event.version)
             case ProgressEvent():
                 before = self._state.progress
                 self._state.take_progress(event.progress)
-                self._metrics.take_steps(event.step_times_s, tokens=event.progress.tokens - before.tokens)
+                # After a restart from a snapshot, what is repeated was counted.
+                self._metrics.take_steps(event.step_times_s, tokens=max(event.progress.tokens - before.tokens, 0))
+                if event.progress.phase is Phase.INNER and event.step_times_s:
+                    self._standbys.refill()
             case SyncedEvent():
                 self._state.take_report(event.report)
                 self._note_sync(event.report)
@@ -215,7 +318,7 @@ class Supervisor:
 
     def _note_sync(self, report: SyncReport) -> None:
         self._metrics.take_sync(report)
-        _log_outer_step(report, loss=self._state.progress.loss)
+        log_outer_step(report, loss=self._state.progress.loss)
 
     def _give_up(self, start_failures: int) -> WadilocoError | None:
         """The reason not to start another worker."""
@@ -227,40 +330,6 @@ class Supervisor:
             return UnavailableError(f"the worker failed {start_failures} times at its start: {why}", field="worker")
         return None
 
-    def _worker_config(self, assignment: Assignment, rank: int) -> WorkerConfig:
-        settings, progress, lease = self._settings, self._state.progress, self._state.limits_lease
-        chosen = {name: getattr(settings, name) for name in WorkerConfig.model_fields.keys() & settings_fields()}
-        chosen |= {
-            "slot": assignment.slot,
-            "rank": rank,
-            "num_ranks": settings.ranks,
-            "group": self._group_place(assignment),
-            "cores": rank_cores(settings.cores, rank=rank, num_ranks=settings.ranks),
-            "threads": rank_threads(settings.threads, rank=rank, num_ranks=settings.ranks),
-            "synchronizer_url": assignment.synchronizer_url,
-            "timeout_s": request_timeout_s(settings.request_timeout_s, lease),
-            "num_fragments": settings.num_fragments if lease is None else lease.num_fragments,
-            "start_step": progress.step,
-            "start_tokens": progress.tokens,
-            "start_skipped": progress.skipped_steps,
-        }
-        return WorkerConfig.model_validate(chosen)
-
-    def _group_place(self, assignment: Assignment) -> GroupPlace | None:
-        if self._store is None:
-            return None
-        return GroupPlace(
-            store_url=self._store.url,
-            store_token=self._store.token,
-            name=f"{self._state.instance}/slot-{assignment.slot}",
-            epoch=self._group_epoch,
-            timeout_s=self._settings.group_timeout_s,
-        )
-
-
-def settings_fields() -> set[str]:
-    return set(IslandSettings.model_fields)
-
 
 async def _first_of(*events: asyncio.Event) -> None:
     tasks = [asyncio.create_task(event.wait()) for event in events]
@@ -269,29 +338,3 @@ async def _first_of(*events: asyncio.Event) -> None:
     finally:
         for task in tasks:
             task.cancel()
-
-
-def _log_outer_step(report: SyncReport, *, loss: float | None) -> None:
-    pushed_s = report.pushed_s
-    logger.info(
-        "outer step round=%d outcome=%s inner_steps=%d tokens=%d loss=%s update_norm=%s push_s=%s total_s=%.3f "
-        "blocked_s=%.3f bytes_pushed=%d bytes_pulled=%d autonomous=%s staleness=%d%s",
-        report.round,
-        report.outcome,
-        report.inner_steps,
-        report.tokens,
-        _shown(loss),
-        _shown(report.update_norm),
-        _shown(pushed_s - report.started_s if pushed_s is not None else None),
-        report.finished_s - report.started_s,
-        report.kept_from_steps_s,
-        report.bytes_pushed,
-        report.bytes_pulled,
-        report.autonomous,
-        report.staleness,
-        f" detail={report.detail}" if report.detail else "",
-    )
-
-
-def _shown(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.4f}"

@@ -12,6 +12,8 @@ import errno
 import fcntl
 import mmap
 import os
+import struct
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -84,14 +86,21 @@ class VaultFile:
             raise
 
     @classmethod
-    def open(cls, path: Path) -> Self:
-        """Map a vault that somebody else owns.
+    def open(cls, path: Path, *, write_within_s: float | None = None) -> Self:
+        """Map a vault that somebody else owns: to read it, or as its one writer, with so much time to become that.
 
         Raises:
             CorruptError: it is none.
-            VaultError: it is not there.
+            VaultError: it is not there, or somebody else writes to it.
         """
-        return cls._open(path, is_owner=False)
+        vault = cls._open(path, is_owner=False)
+        if write_within_s is not None:
+            try:
+                vault._become_writer(write_within_s)
+            except BaseException:
+                vault.close()
+                raise
+        return vault
 
     @classmethod
     def adopt(cls, path: Path) -> Self:
@@ -122,6 +131,24 @@ class VaultFile:
         except BaseException:
             os.close(descriptor)
             raise
+
+    def _become_writer(self, within_s: float) -> None:
+        """A worker whose agent was killed writes on for a moment. The kernel takes the lock of one that dies."""
+        if not hasattr(fcntl, "F_OFD_SETLK"):  # not on Linux
+            return
+        assert self._descriptor is not None
+        deadline_s = time.monotonic() + within_s
+        while True:
+            try:
+                fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _WRITER_LOCK)
+            except OSError as exc:
+                if exc.errno not in (errno.EAGAIN, errno.EACCES):
+                    return  # a file system without such locks
+                if time.monotonic() >= deadline_s:
+                    raise VaultError(f"somebody else writes to {self.path}", field="vault") from exc
+                time.sleep(_LOCK_POLL_S)
+            else:
+                return
 
     def __enter__(self) -> Self:
         return self
@@ -267,6 +294,9 @@ def copy_into(
 
 
 _MAX_HEADER = 1 << 21
+_LOCK_POLL_S = 0.02
+_WRITER_LOCK = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+"""struct flock: the whole file."""
 
 
 def remove_dead(path: Path) -> None:

@@ -94,9 +94,7 @@ class Guard:
     def go_on_from(self, chosen: Chosen, *, contributions: Iterable[tuple[object, ...]] = ()) -> None:
         """It is what was restored; ``contributions`` are named by `local_key`."""
         self._restored_keys = set(contributions)
-        assert self._place.path is not None
-        if self._snapshots.open(self._place.path):
-            self._snapshots.go_on_from(chosen.generation)
+        self._snapshots.go_on_from(chosen.vault, chosen.generation)
 
     # Snapshots
 

@@ -21,12 +21,12 @@ from diloco.vault.errors import CorruptError, ForeignError, VaultError
 from diloco.vault.file import VaultFile
 from diloco.vault.layout import Generation, ReadRecord
 from diloco.vault.members import Member
-from diloco.vault.snapshots import Identity
+from diloco.vault.snapshots import WRITER_WAIT_S, Identity
 
 
 @dataclass(slots=True)
 class Chosen:
-    """A generation that is whole and fits. Whoever takes it closes the vault."""
+    """A generation that is whole and fits. Whoever takes it writes to the vault from then on, or closes it."""
 
     vault: VaultFile
     generation: Generation
@@ -53,7 +53,7 @@ def choose(path: Path | None, identity: Identity, *, epoch: int, newest_of_all: 
     vault: VaultFile | None = None
     if path is not None:
         try:
-            vault = VaultFile.open(path)
+            vault = VaultFile.open(path, write_within_s=WRITER_WAIT_S)
             found = _whole(vault, identity, epoch, refused)
         except VaultError as exc:
             refused.append(str(exc))

@@ -37,6 +37,8 @@ RECORD_MARGIN = 2
 RECORD_BYTES = 1 << 15
 RETRY_STEPS = 32
 """After a snapshot that failed."""
+WRITER_WAIT_S = 8.0
+"""For a worker whose agent was killed, and which ends by itself."""
 VALUES = "values"
 
 
@@ -164,7 +166,7 @@ class Snapshots:
     def open(self, path: Path, need: Need | None = None) -> bool:
         """Write to this vault from now on; says whether it is one that has room for ``need``."""
         try:
-            vault = VaultFile.open(path)
+            vault = VaultFile.open(path, write_within_s=WRITER_WAIT_S)
         except VaultError as exc:
             self._fail(exc)
             return False
@@ -185,8 +187,9 @@ class Snapshots:
         self._vault = None
         return False
 
-    def go_on_from(self, generation: Generation) -> None:
-        """It is what the rank was restored from: it is kept until there is a newer one."""
+    def go_on_from(self, vault: VaultFile, generation: Generation) -> None:
+        """It is what the rank was restored from, kept until there is a newer one. The vault is ours from now on."""
+        self._vault = vault
         self.committed, self.committed_step = generation.number, generation.step
         self._number = max(self._number, generation.number)
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from controller.schema import AgentLease
-from diloco.recovery_schema import HandoverReport, ReplicaNotice, RestoreReport, Rung
+from diloco.recovery_schema import HandoverReport, ReplicaNotice
+from diloco.schema import Restart, Rung
 from tests.controller.helpers import EPOCH_0, START_S, Client, ManualClock, make_settings, play, progress, report, until
 from tests.controller.test_control import islands, order, stopped
 from tests.controller.test_recoveries import kinds, seen
@@ -32,15 +33,11 @@ async def buddies_known(client: Client, *names: str) -> None:
     await until(there, f"buddies {names}")
 
 
-def restore(**fields: Any) -> RestoreReport:
-    base: dict[str, Any] = {"slot": 0, "epoch": EPOCH_0 + 1, "rung": Rung.REPLICA, "generation": 7, "step": 99}
-    times = {
-        "began_s": START_S + 1,
-        "fetched_s": START_S + 1.25,
-        "loaded_s": START_S + 1.75,
-        "first_step_s": START_S + 2,
-    }
-    return RestoreReport.model_validate({**base, **times, "steps_lost": 1, **fields})
+def restart(**fields: Any) -> Restart:
+    ended = {"detected_s": 1.0, "fetched_s": 1.25, "loaded_s": 1.75, "first_step_s": 2.0}
+    times = {name: START_S + after_s for name, after_s in ended.items()}
+    told = {"rung": Rung.REPLICA, "generation": 7, "from_step": 99, "steps_repeated": 1}
+    return Restart.model_validate({**times, **told, **fields})
 
 
 def test_holders_hear_of_their_buddies_and_takers_of_replicas(tmp_path: Path) -> None:
@@ -158,11 +155,8 @@ def test_what_the_agent_tells_of_a_recovery_is_in_the_journal_and_the_metrics(tm
         lease = await join(client, "spare")
         assert lease.slot == 0
         clock.advance(0.5)
-        told = restore(refused=("vault: nothing there",))
-        reply = await client.beat(
-            "spare", epoch=lease.epoch - EPOCH_0, progress=progress(1, step=100), restores=(told,)
-        )
-        assert reply.restores_acknowledged == 1
+        told = restart(refused=("vault: nothing there",))
+        await client.beat("spare", epoch=lease.epoch - EPOCH_0, progress=progress(1, step=100), restarts=[told])
         again = await seen(client, "trains_again")
         assert await kinds(client) == ["agent_gone", "spare_took_slot", "trains_again"]
         assert {name: again[name] for name in ("rung", "generation", "step", "steps_lost", "from_agent")} == {
@@ -186,14 +180,14 @@ def test_what_the_agent_tells_of_a_recovery_is_in_the_journal_and_the_metrics(tm
     play(make_settings(tmp_path), clock, body)
 
 
-@pytest.mark.parametrize("field", ["step", "steps_lost", "first_step_s"])
+@pytest.mark.parametrize("field", ["from_step", "steps_lost", "first_step_s"])
 def test_impossible_reports_of_recoveries_are_refused(tmp_path: Path, field: str) -> None:
-    wrong = {"step": 10**15, "steps_lost": 10**15, "first_step_s": START_S + 1e6}[field]
+    wrong = {"from_step": 10**15, "steps_lost": 10**15, "first_step_s": START_S + 1e6}[field]
 
     async def body(client: Client) -> None:
         await join(client, "holder")
-        answer = await client.try_beat("holder", epoch=1, restores=(restore(**{field: wrong}),))
-        assert (answer.status_code, answer.json()["field"]) == (422, f"restores.0.{field}")
+        answer = await client.try_beat("holder", epoch=1, restarts=[restart(**{field: wrong})])
+        assert (answer.status_code, answer.json()["field"]) == (422, f"restarts.0.{field}")
 
     play(make_settings(tmp_path), ManualClock(), body)
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from diloco.agent.outer_log import log_outer_step
 from diloco.agent.preflight import check_tensorboard
-from diloco.agent.supervisor import _log_outer_step
 from diloco.protocol import ProgressEvent, ReadyEvent, SyncedEvent
 from diloco.scalars import ScalarLog, progress_scalars, sync_scalars
 from diloco.schema import Progress, SyncOutcome, SyncReport
@@ -67,7 +67,7 @@ def test_without_overlap_a_sync_blocks_all_the_time(blocked_s: float | None, exp
 
 def test_an_outer_step_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        _log_outer_step(REPORT, loss=2.5)
+        log_outer_step(REPORT, loss=2.5)
     (line,) = caplog.messages
     for part in ("round=3", "outcome=applied", "inner_steps=64", "tokens=4096", "loss=2.5000", "staleness=1"):
         assert part in line

@@ -150,7 +150,9 @@ def run_island(corpus: Path) -> Iterator[Callable[..., IslandService]]:
     running: list[IslandService] = []
 
     def start(*options: str) -> IslandService:
-        running.append(IslandService("island", "--port", "0", "--data", str(corpus), *TINY, *options))
+        # Those of killed agents would stay in shared memory, and their workers in reserve only take the others' time.
+        away = ("--vault-dir", str(corpus.parent / "vaults"), "--standby-workers", "0")
+        running.append(IslandService("island", "--port", "0", "--data", str(corpus), *TINY, *away, *options))
         return running[-1]
 
     yield start

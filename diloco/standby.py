@@ -1,0 +1,38 @@
+"""A rank worker that has all imports done and waits for its configuration: ``python -m diloco.standby``.
+
+Importing torch and taking the first step of a process cost seconds on a busy host, which a worker that takes the place
+of a dead one need not wait for. It is prepared on a thread at idle priority, beside whatever trains; the main thread
+keeps its own and becomes the worker. The end of stdin means that the agent is gone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+
+from diloco.scheduling import become_idle
+
+
+def prepare(modules: list[str]) -> None:
+    """Import the worker and take one step of a tiny model, so that nothing is left to be loaded."""
+    become_idle()
+    worker = importlib.import_module("diloco.worker")
+    for name in modules:
+        importlib.import_module(name)
+    worker.warm_up()
+
+
+def main() -> int:
+    """Prepare, say so, and be the worker that the next line on stdin describes."""
+    thread = threading.Thread(target=prepare, args=(sys.argv[1:],), name="prepare")
+    thread.start()
+    thread.join()
+    from diloco import worker  # torch, which the thread has loaded
+
+    return worker.main(is_standby=True)
+
+
+if __name__ == "__main__":
+    os._exit(main())
