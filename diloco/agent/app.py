@@ -21,6 +21,7 @@ from diloco.agent.metrics import IslandMetrics
 from diloco.agent.recovery import Recovery
 from diloco.agent.rendezvous import RankStore
 from diloco.agent.replica_api import build_replica_router
+from diloco.agent.replica_metrics import ReplicaCollector
 from diloco.agent.rules import (
     Solitude,
     autonomous_command,
@@ -200,4 +201,5 @@ def build(settings: IslandSettings) -> tuple[FastAPI, Agent]:
 
     if (recovery := agent.recovery) is not None:
         app.include_router(build_replica_router(recovery.store, recovery.told))
+        agent.registry.register(ReplicaCollector(recovery.told))
     return app, agent

@@ -87,7 +87,7 @@ class ReplicaStore:
             OverloadedError: there is no memory for it.
         """
         generation = offer.generation
-        self._check(slot, rank, generation, epoch)
+        self._check(slot, rank, generation)
         place = (slot, rank)
         kept = self._kept.get(place)
         if kept is not None and epoch < kept.epoch:
@@ -110,11 +110,11 @@ class ReplicaStore:
             self._commit_if_whole(place, kept, going_on, epoch)
         return ReplicaReply(received_bytes=tuple(going_on.received), complete=going_on.is_complete)
 
-    def _check(self, slot: int, rank: int, generation: Generation, epoch: int) -> None:
+    def _check(self, slot: int, rank: int, generation: Generation) -> None:
         if (generation.slot, generation.rank) != (slot, rank) or rank >= generation.num_ranks:
             raise InputError("is of another slot or rank than the path says", field="generation")
-        if len(generation.parts) > MAX_PARTS or generation.epoch > epoch:
-            raise InputError("has too many parts, or is of an epoch yet to come", field="generation")
+        if len(generation.parts) > MAX_PARTS:
+            raise InputError(f"has more than {MAX_PARTS} parts", field="generation")
         if self.run_id is not None and generation.run_id != self.run_id:
             raise ConflictError(f"is of run {generation.run_id}, this is {self.run_id}", field="run_id")
 

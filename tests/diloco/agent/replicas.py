@@ -114,8 +114,8 @@ class Directory(httpx.AsyncBaseTransport):
 
 
 @asynccontextmanager
-async def network(*keepers: Keeper) -> AsyncIterator[httpx.AsyncClient]:
+async def network(*keepers: Keeper, close: bool = True) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(transport=Directory(*keepers)) as http:
         yield http
-    for keeper in keepers:
+    for keeper in keepers if close else ():
         keeper.store.close(remove=True)

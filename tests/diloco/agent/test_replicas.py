@@ -208,8 +208,8 @@ def test_a_holder_that_has_lost_its_slot_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("fields", "error"),
-    [({"run_id": "other"}, ConflictError), ({"epoch": 9}, InputError), ({"slot": 2}, InputError)],
-    ids=["run", "epoch", "slot"],
+    [({"run_id": "other"}, ConflictError), ({"slot": 2}, InputError), ({"rank": 1}, InputError)],
+    ids=["run", "slot", "rank"],
 )
 def test_foreign_generations_are_refused(tmp_path: Path, fields: dict[str, Any], error: type[WadilocoError]) -> None:
     worker, keeper = WorkerVault(tmp_path / "own"), Keeper(tmp_path / "b", "buddy")
