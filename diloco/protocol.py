@@ -40,6 +40,8 @@ class VaultPlace(Wire):
     """None before there is one: the worker says how large it must be."""
     restore: bool = True
     """Go on from what is in it."""
+    rung: Rung = Rung.VAULT
+    """Where the agent has it from."""
     is_own: bool = True
     """The agent that wrote it is this one; False where it was adopted, and others may have held the slot meanwhile."""
     run_id: str = ""

@@ -316,7 +316,9 @@ class Worker:
     def _tell_start(self, resumed: Resumed | None) -> None:
         chosen, now_s = self._choice.chosen, time.time()
         is_restored = resumed is not None and chosen is not None
-        rung = Rung.VAULT if is_restored else Rung.GLOBAL if self._config.start_step else Rung.FRESH
+        rung = Rung.GLOBAL if self._config.start_step else Rung.FRESH
+        if is_restored and self._config.vault is not None:
+            rung = self._config.vault.rung
         self._emit(
             RestoredEvent(
                 rung=rung,

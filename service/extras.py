@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from service.errors import UnavailableError
 
 EXTRAS = {
-    "train": ("torch", "numpy", "safetensors"),
+    "train": ("torch", "numpy", "safetensors", "xxhash"),
     "hf": ("transformers",),
     "tensorboard": ("tensorboard",),
     "replay": ("numpy", "matplotlib"),

@@ -127,6 +127,13 @@ class IslandSettings(InnerSettings, DryRunSettings):
     vault_dir: Path | None = None
     """Folder in memory for these snapshots, by default /dev/shm. They take about seven times the model's bytes with
     AdamW, ten with codec int8 or int4; the exact size is logged."""
+    snapshot_dir: Path | None = None
+    """Folder on a disk that outlives this host's memory: a snapshot is copied there now and then, beside the training,
+    and at an orderly end. The last two are kept."""
+    snapshot_every_s: float = Field(default=300.0, ge=1, le=86_400)
+    """Time between two such copies."""
+    resume: bool = False
+    """Go on from what an earlier agent of this name and slot left: snapshots in memory, or else in snapshot_dir."""
     standby_workers: int | None = Field(default=None, ge=0, le=MAX_RANKS)
     """Workers in reserve, with all imports done: a dead one's successor trains again sooner. By default one per rank; 0
     keeps none. Each takes about 0.3 GB of memory."""
@@ -180,6 +187,8 @@ class IslandSettings(InnerSettings, DryRunSettings):
             raise ValueError("num_fragments is the controller's to say: give it there, or leave out the controller")
         if self.slot is not None and self.slot >= self.data_shards:
             raise ValueError(f"slot {self.slot} has no shard of the data: data_shards is {self.data_shards}")
+        if self.snapshot_dir is not None and not self.vault:
+            raise ValueError("snapshot_dir takes its copies from the vault: leave out no_vault, or snapshot_dir")
         if self.restart_backoff_max_s < self.restart_backoff_s:
             raise ValueError("restart_backoff_max_s must not be below restart_backoff_s")
         return self

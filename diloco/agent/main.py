@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from diloco.agent.app import build
 from diloco.agent.config import IslandSettings
 from diloco.agent.preflight import check_host
 from service.log import configure_logging
@@ -25,6 +24,8 @@ def main(argv: Sequence[str]) -> int:
         from diloco.agent.dry_run import print_dry_run  # torch, which the agent itself needs not
 
         return print_dry_run(settings)
+    from diloco.agent.app import build  # packages that are known to be there only now
+
     app, agent = build(settings)
     serve(app, settings)
     if agent.state.fatal is not None:

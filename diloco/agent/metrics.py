@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from diloco.agent.state import AgentState
-from diloco.schema import STALENESS_BUCKETS, Progress, SyncOutcome, SyncReport
+from diloco.schema import STALENESS_BUCKETS, Progress, Protection, Restart, SyncOutcome, SyncReport
 
 STEP_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0)
 SYNC_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -102,7 +102,9 @@ class StateCollector(Collector):
                 float(state.controller_reachable) if state.settings.controller else None,
             ),
             ("unacknowledged_syncs", "Sync reports not yet confirmed by the controller", len(state.reports)),
+            ("standby_workers", "Workers in reserve that are ready", len(state.standby_pids())),
         )
+        yield from _vault_metrics(state.newest_snapshot(), state.restart_book.last)
         yield InfoMetricFamily(
             "wadiloco_island_codec", "How contributions are encoded", value={"codec": state.settings.codec}
         )
@@ -111,6 +113,20 @@ class StateCollector(Collector):
         )
         if progress.yielded_s is not None:
             yield from _gate_metrics(progress)
+
+
+def _vault_metrics(protection: Protection | None, restart: Restart | None) -> Iterator[Metric]:
+    if protection is not None:
+        yield from _gauges(
+            ("vault_bytes", "Memory of the snapshots of all ranks", protection.num_bytes),
+            ("steps_at_risk", "Inner steps from one snapshot to the next", protection.steps_at_risk),
+            ("snapshot_overhead_ratio", "Share of the time that snapshots take", protection.overhead),
+            ("snapshot_step", "Inner step of the newest snapshot", protection.step),
+            ("protection_degraded", "1 while there are no snapshots", float(bool(protection.reason))),
+        )
+    if restart is not None and restart.first_step_s is not None:
+        recovery_s = max(restart.first_step_s - restart.detected_s, 0.0)
+        yield from _gauges(("recovery_seconds", "From the last death to the first step after it", recovery_s))
 
 
 def _gate_metrics(progress: Progress) -> Iterator[Metric]:

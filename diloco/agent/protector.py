@@ -11,6 +11,7 @@ from pathlib import Path
 
 from diloco.agent.config import IslandSettings
 from diloco.agent.crew import Crew, Exit
+from diloco.agent.disk import DiskCopies
 from diloco.agent.recovery import Recovery
 from diloco.agent.restarts import cause_of
 from diloco.agent.state import AgentState
@@ -29,6 +30,7 @@ from diloco.protocol import (
 )
 from diloco.schema import Protection
 from diloco.vault.errors import VaultError
+from service.tasks import wait_for_exit
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,12 @@ class Protector:
         )
         self.recovery: Recovery | None = None
         """What knows of other hosts; None without a controller."""
+        self._disk = (
+            DiskCopies(settings.snapshot_dir, self._vaults, identity=settings.identity, num_ranks=settings.ranks)
+            if settings.snapshot_dir is not None and self._vaults is not None
+            else None
+        )
+        self._has_resumed = False
         self._watchdog: Watchdog | None = None
         self._verdict = ""
         self._failed_restores = 0
@@ -75,8 +83,18 @@ class Protector:
         """The next workers are for this slot."""
         if self._vaults is not None:
             # Without a controller nothing says which run a vault is of.
-            adopt = self._settings.controller is not None
+            adopt = self._settings.controller is not None or self._settings.resume
             await asyncio.to_thread(self._vaults.take_slot, slot, adopt=adopt, run_id=self._run_id)
+            if self._settings.resume and self._disk is not None and not self._has_resumed:
+                self._has_resumed = True
+                if self._vaults.newest() is None:
+                    await asyncio.to_thread(self._disk.bring_back, slot)
+            self._state.start_at(self._vaults.newest())
+
+    async def keep_on_disk(self, exit_event: asyncio.Event) -> None:
+        """Copy a snapshot to the disk now and then."""
+        while self._disk is not None and not await wait_for_exit(exit_event, self._settings.snapshot_every_s):
+            await asyncio.to_thread(self._disk.save)
 
     async def find_state(self, slot: int) -> None:
         """The slot is new here: find what there is of it, on this host or elsewhere, before a worker is started."""
@@ -99,7 +117,7 @@ class Protector:
             refused.append(str(exc))
             found = None
         if own is None or found is not None:
-            book.sought(refused, is_replica=found is not None)
+            book.sought(refused)
 
     async def forget(self) -> None:
         """The slot was another's meanwhile."""
@@ -108,7 +126,9 @@ class Protector:
         self._state.protection = None
 
     async def close(self) -> None:
-        """An orderly end: nobody goes on from these snapshots."""
+        """An orderly end: nobody goes on from these snapshots, but perhaps from the last one's copy."""
+        if self._disk is not None:
+            await asyncio.to_thread(self._disk.save)
         await self.forget()
 
     def place(self, rank: int) -> VaultPlace | None:

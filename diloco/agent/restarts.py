@@ -27,7 +27,6 @@ class RestartBook:
         self._step_at_death = 0
         self._unsynced_at_death = 0
         self._refused: tuple[str, ...] = ()
-        self._is_replica = False
 
     @property
     def is_open(self) -> bool:
@@ -46,9 +45,9 @@ class RestartBook:
         self._step_at_death = 0 if resume is None else resume.step
         self._unsynced_at_death = 0 if resume is None else resume.inner_steps_since_sync
 
-    def sought(self, refused: Sequence[str], *, is_replica: bool) -> None:
-        """What was found of the slot's state on other hosts, before the worker was started."""
-        self._refused, self._is_replica = tuple(refused), is_replica
+    def sought(self, refused: Sequence[str]) -> None:
+        """Why nothing better was found of the slot's state, before the worker was started."""
+        self._refused = tuple(refused)
 
     def explain(self, cause: str) -> None:
         """Why it is gone."""
@@ -59,17 +58,15 @@ class RestartBook:
         """The next one says where it goes on."""
         if self._open is None:
             return
-        rung = Rung.REPLICA if event.rung is Rung.VAULT and self._is_replica else event.rung
-        refused = self._refused + event.refused
-        self.sought((), is_replica=False)
-        is_exact = rung in (Rung.VAULT, Rung.REPLICA) and not event.lost
+        refused, self._refused = self._refused + event.refused, ()
+        is_exact = event.rung in (Rung.VAULT, Rung.REPLICA) and not event.lost
         behind = max(self._step_at_death - event.step, 0)
         lost = event.lost
         if event.rung in (Rung.GLOBAL, Rung.FRESH):
             lost = f"{self._unsynced_at_death} inner steps since the last sync, and the inner optimizer's state"
         self._open = self._open.model_copy(
             update={
-                "rung": rung,
+                "rung": event.rung,
                 "generation": event.generation,
                 "from_step": event.step,
                 "fetched_s": event.fetched_s,

@@ -15,6 +15,7 @@ from diloco.agent.restarts import RestartBook
 from diloco.protocol import SyncCommand
 from diloco.recovery_schema import HandoverReport, Peer, ReplicaNotice
 from diloco.schema import MAX_DETAIL, AgentStatus, Phase, Progress, Protection, SyncOutcome, SyncReport
+from diloco.vault.layout import Generation
 from service.errors import WadilocoError
 
 MAX_UNACKNOWLEDGED = 1000
@@ -119,6 +120,12 @@ class AgentState:
 
     def hear_buddies(self, buddies: tuple[Peer, ...], keeps_slots: tuple[int, ...]) -> None:
         self.buddies, self.keeps_slots = buddies, keeps_slots
+
+    def start_at(self, newest: Generation | None) -> None:
+        """A snapshot is there that an earlier agent left: the slot is at least so far."""
+        if newest is not None and newest.step > self.progress.step:
+            known = {"step": newest.step, "tokens": newest.tokens, "skipped_steps": newest.skipped}
+            self.progress = self.progress.model_copy(update=known)
 
     def hear_epoch(self, epoch: int) -> None:
         self.epoch = max(self.epoch, epoch)

@@ -128,13 +128,17 @@ class Supervisor:
 
     async def run(self, exit_event: asyncio.Event) -> None:
         """Supervise until ``exit_event``; if no worker can be started, note why in the state and end the process."""
-        reserves = [asyncio.create_task(each.run(exit_event)) for each in (self._standbys, self._parking)]
+        beside = [
+            asyncio.create_task(self._standbys.run(exit_event)),
+            asyncio.create_task(self._parking.run(exit_event)),
+            asyncio.create_task(self._protector.keep_on_disk(exit_event)),
+        ]
         try:
             await self._supervise(exit_event)
         finally:
-            for reserve in reserves:
-                reserve.cancel()
-            await asyncio.wait(reserves)
+            for task in beside:
+                task.cancel()
+            await asyncio.wait(beside)
             await self._protector.close()
 
     async def _supervise(self, exit_event: asyncio.Event) -> None:
@@ -293,8 +297,7 @@ class Supervisor:
             case ProgressEvent():
                 before = self._state.progress
                 self._state.take_progress(event.progress)
-                # After a restart from a snapshot, what is repeated was counted.
-                self._metrics.take_steps(event.step_times_s, tokens=max(event.progress.tokens - before.tokens, 0))
+                self._metrics.take_steps(event.step_times_s, tokens=event.progress.tokens - before.tokens)
                 if event.progress.phase is Phase.INNER and event.step_times_s:
                     self._standbys.refill()
             case SyncedEvent():

@@ -15,9 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from diloco.protocol import RegionSize, VaultPlace
+from diloco.schema import Rung
+from diloco.vault.copies import copy_generation
 from diloco.vault.errors import VaultError
 from diloco.vault.file import VaultFile, remove_dead
-from diloco.vault.layout import Generation, RegionNeed
+from diloco.vault.layout import RECORD_HEAD_BYTES, Generation, RegionNeed
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +42,8 @@ class Vaults:
         self._vaults: list[VaultFile | None] = [None] * num_ranks
         self._slot: int | None = None
         self._first_number = 0
+        self.rung = Rung.VAULT
+        """Where the newest generation is from, until the workers have made one."""
 
     @property
     def num_bytes(self) -> int:
@@ -75,12 +79,28 @@ class Vaults:
             self._adopt(run_id)
         _remove_forgotten(self._directory)
 
+    def bring_in(self, files: Sequence[Path], rung: Rung) -> None:
+        """Copy the vault of each rank from somewhere else into memory, for the next workers to go on from.
+
+        Raises:
+            VaultError, OSError: there is no room for them, or one is no vault.
+        """
+        self.drop_files()
+        for rank, file in enumerate(files):
+            with VaultFile.open(file) as source:
+                needs = [RegionNeed(region.num_bytes, 1) for region in source.layout.regions]
+                vault = self._create(rank, needs, source.layout.record_bytes - RECORD_HEAD_BYTES)
+                self._vaults[rank] = vault
+                copy_generation(source, source.generations()[0], vault)
+        self.rung = rung
+
     def place(self, rank: int, *, run_id: str, epoch: int, restore: bool) -> VaultPlace:
         """What the next worker of a rank is told."""
         vault, newest = self._vaults[rank], self.newest()
         return VaultPlace(
             path=None if vault is None else vault.path,
             restore=restore,
+            rung=self.rung if newest is None or newest.instance != self._instance else Rung.VAULT,
             is_own=newest is not None and newest.instance == self._instance,
             run_id=run_id,
             instance=self._instance,
@@ -111,14 +131,12 @@ class Vaults:
         return tuple(found) if len(found) == len(self._vaults) else ()
 
     def install(self, paths: Mapping[int, Path]) -> None:
-        """Let these files, by rank, be the vaults of the slot, in place of those that there are.
+        """Let these replicas, by rank, be the vaults of the slot, in place of those that there are.
 
         Raises:
             VaultError: they cannot be mapped or moved.
         """
-        slot = self._slot
-        self.drop()
-        self._slot = slot
+        self.drop_files()
         for rank, path in paths.items():
             own = self._path(rank, 0)
             try:
@@ -127,15 +145,21 @@ class Vaults:
             except OSError as exc:
                 raise VaultError(f"cannot move {path} to {own}: {exc.strerror}", field="vault_dir") from exc
             self._vaults[rank] = VaultFile.adopt(own)
+        self.rung = Rung.REPLICA
 
     def drop(self) -> None:
         """Remove all: the slot is another's, or the agent ends in order."""
+        self.drop_files()
+        self._slot = None
+
+    def drop_files(self) -> None:
+        """Remove all, for others in their place."""
         self._next_number()
         for vault in self._vaults:
             if vault is not None:
                 vault.close(remove=True)
         self._vaults = [None] * len(self._vaults)
-        self._slot = None
+        self.rung = Rung.VAULT
 
     def _next_number(self) -> int:
         """Above all numbers that there were, on this host and on others whose clocks are about right."""

@@ -171,6 +171,12 @@ class VaultFile:
             self._map.close()
         os.close(descriptor)
 
+    def flush(self) -> None:
+        """See that it is on the disk, where it lies on one."""
+        assert self._descriptor is not None
+        self._map.flush()
+        os.fsync(self._descriptor)
+
     # What is in it
 
     def records(self) -> list[ReadRecord | CorruptError | None]:

@@ -149,3 +149,43 @@ def test_of_two_ranks_either_may_die(serve: Serve, run_island: RunIsland, tmp_pa
     assert (record.rung, record.rank, record.lost) == (Rung.VAULT, rank, ""), record
     after = island.until_progress(lambda p: p.step > record.from_step + 5)
     assert after.inner_steps_since_sync == after.step
+
+
+def test_an_agent_that_was_killed_goes_on_from_what_it_left_in_memory(
+    serve: Serve, run_island: RunIsland, tmp_path: Path
+) -> None:
+    url = serve(tmp_path / "sync")
+    first = run_island(*alone(url))
+    until_protected(first)
+    before = first.until_progress(lambda p: p.step > 20)
+    first.kill()
+    second = run_island(*alone(url), "--resume")
+    after = second.until_progress(lambda p: p.phase is Phase.INNER and p.step > before.step)
+    assert after.inner_steps_since_sync == after.step
+    assert "found the vault of an agent that is gone" in second.log()
+
+
+def test_an_agent_that_ended_in_order_goes_on_from_the_disk_and_a_broken_copy_is_left(
+    serve: Serve, run_island: RunIsland, tmp_path: Path
+) -> None:
+    url, disk = serve(tmp_path / "sync"), tmp_path / "disk"
+    first = run_island(*alone(url), "--snapshot-dir", str(disk), "--snapshot-every-s", "1")
+    until_protected(first)
+
+    def copies() -> list[Path]:
+        return sorted(disk.glob("*/*.vault"), key=lambda path: int(path.name.partition("-")[0]))
+
+    first.until(lambda: first.log().count("snapshot on disk") >= 3)
+    assert first.terminate() == 0
+    step = int(first.log().rpartition("snapshot on disk step=")[2].split()[0])
+    assert len(copies()) == 2
+    assert not list(disk.glob("*/*.part"))
+    assert list((tmp_path / "vaults").iterdir()) == []
+
+    copies()[-1].write_bytes(copies()[-1].read_bytes()[:-5000])
+    second = run_island(*alone(url), "--snapshot-dir", str(disk), "--resume")
+    after = second.until_progress(lambda p: p.phase is Phase.INNER and p.inner_steps_since_sync > 0)
+    assert 0 < after.inner_steps_since_sync == after.step
+    assert "a snapshot on disk cannot be used" in second.log()
+    assert "going on from a snapshot on disk" in second.log()
+    second.until_progress(lambda p: p.step > step)

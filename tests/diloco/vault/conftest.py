@@ -75,6 +75,10 @@ class Slot:
         os.kill(self.worker.process.pid, signal.SIGKILL)
         self.worker.finish()
 
+    def change(self, **config: Any) -> None:
+        """How the next life is started."""
+        self._config = self._config.model_copy(update=config)
+
     def restart(self, **place: Any) -> RestoredEvent:
         """Start the next life, and tell it what syncs are to come, as its agent does."""
         first_number = self.vault.newest_number()
