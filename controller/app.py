@@ -28,7 +28,8 @@ from controller.metrics import FleetCollector, Metrics
 from controller.recall import Recall
 from controller.refusals import CountRefusals
 from controller.state import FleetState, restore_run_id
-from service.app import build_app, error_response
+from service.answers import error_response
+from service.app import build_app
 from service.extras import require_extra
 from service.store_api import STORE_PATH, SharedStore, build_store_router
 from service.tasks import Background, every

@@ -22,6 +22,11 @@ HEARTBEATS_PER_LEASE = 10
 # Silence after which a new process may take over the same agent id without waiting for the lease to end.
 HEARTBEATS_UNTIL_TAKEOVER = 3
 
+# Connections that are open by default: ten thousand sidecars without a relay and those who look on, and for each slot
+# an agent with its long poll and its heartbeats, and a spare with the same.
+SIDECARS = 12_288
+CONNECTIONS_PER_SLOT = 4
+
 
 class ControllerSettings(ServiceSettings):
     """Decide when the islands of one fleet sync."""
@@ -97,6 +102,10 @@ class ControllerSettings(ServiceSettings):
     """Let an agent keep the replica of an island on its own node, which dies with it: for tests on one machine."""
     seed: int = Field(default=0, ge=0)
     """Seed of what policies draw."""
+
+    @property
+    def default_connections(self) -> int:
+        return SIDECARS + CONNECTIONS_PER_SLOT * self.num_slots
 
     @property
     def heartbeat_interval_s(self) -> float:

@@ -2,13 +2,15 @@
 
 `drain` takes the slot of each named agent and keeps it from getting another one; the slot goes to the longest-waiting
 spare. `swap` hands the slot to a spare and lets the agent wait behind all others. `resume` with a name lets drained
-agents have slots again. An agent that has no slot to give up is drained at once.
+agents have slots again. An agent that has no slot to give up is drained at once. A spare that one order promised a slot
+is no other order's to give.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from controller.promises import promised_slots
 from controller.records import AgentRecord
 from controller.registry import Registry
 from controller.schema import ControlAction, ControlRequest, ControlStep, ControlWhen
@@ -78,7 +80,8 @@ def _plan_drain(
     if not todo:
         raise ConflictError(f"{_names(named)}: drained already", field=field, remedy="resume it to use it again")
     drained = {agent.agent_id for agent in named}
-    spares = iter([spare for spare in registry.waiting if spare.agent_id not in drained])
+    taken = drained | promised_slots(registry.islands, but=drained).keys()
+    spares = iter([spare for spare in registry.waiting if spare.agent_id not in taken])
     return tuple(
         _step(agent, request, spares if agent.active and agent.slot is not None else iter(())) for agent in todo
     )
@@ -100,7 +103,7 @@ def _plan_swap(
         raise ConflictError(
             f"{_names(leaving)}: to be drained after the next sync", field=field, remedy="resume it first, or let it go"
         )
-    promised = _promised(registry, but=holders)
+    promised = promised_slots(registry.islands, but={agent.agent_id for agent in holders})
     spares = [spare for spare in registry.waiting if spare.agent_id not in promised]
     if request.to_agent is not None:
         spares = [_spare(request.to_agent, registry)]
@@ -119,17 +122,6 @@ def _plan_swap(
         )
     waiting = iter(spares)
     return tuple(_step(agent, request, waiting) for agent in holders)
-
-
-def _promised(registry: Registry, *, but: list[AgentRecord]) -> dict[str, int]:
-    """Spares that are to take a slot of other holders after their next sync, and which."""
-    named = {agent.agent_id for agent in but}
-    return {
-        agent.leaving.to_agent: agent.slot
-        for agent in registry.islands
-        if agent.agent_id not in named and agent.leaving is not None
-        if agent.leaving.to_agent is not None and agent.slot is not None
-    }
 
 
 def _spare(agent_id: str, registry: Registry) -> AgentRecord:

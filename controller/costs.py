@@ -115,6 +115,29 @@ class _Group:
     """What was made of so many samples: ticks come more often than they do."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """What a group cost, second by second; None where that is unknown."""
+
+    first: int
+    costs: tuple[float | None, ...]
+
+    @property
+    def until(self) -> int:
+        return self.first + len(self.costs)
+
+
+def learn(past: Past, *, sync_s: float) -> CostTrack:
+    """A track that has seen all of it: some 40 ms for half an hour, for a thread."""
+    track = CostTrack()
+    for cost_per_s in past.costs:
+        if cost_per_s is None:
+            track.gap()
+        else:
+            track.observe(cost_per_s, sync_s=sync_s)
+    return track
+
+
 class CostBook:
     """Fed with accepted samples, asked by whoever decides. Servers are followed from the first question on."""
 
@@ -142,12 +165,27 @@ class CostBook:
         self.follow(past, now_s=now_s)
         for server_id, server in past.items():
             self._servers[server_id].recall(server)
-        if len(self._groups) == 1:
-            # It learns anew from all that there is, in some 40 ms; of a thousand groups that would be a minute.
-            self._groups.clear()
-            for server_id, server in past.items():
-                present = self._servers[server_id]
-                present.known_since = min(present.known_since, server.known_since)
+
+    @property
+    def groups(self) -> Collection[tuple[str, ...]]:
+        """All groups that somebody has asked for lately."""
+        return self._groups.keys()
+
+    def known_past(self, server_ids: Collection[str]) -> Past:
+        """What is known of a group up to now, for `learn`; nothing from before the first second that is known."""
+        servers = [self._servers[server_id] for server_id in server_ids if server_id in self._servers]
+        if not servers or len(servers) < len(server_ids):
+            return Past(first=0, costs=())
+        until = min(server.told_until for server in servers)
+        seconds = range(max(until - HISTORY_S + 1, 0), max(until, 0))
+        costs = self.series(server_ids, since_s=seconds.start, until_s=seconds.stop)
+        unknown = next((at for at, cost in enumerate(costs) if cost is not None), len(costs))
+        return Past(first=seconds.start + unknown, costs=costs[unknown:])
+
+    def adopt(self, server_ids: Collection[str], track: CostTrack, *, until: int, now_s: float) -> None:
+        """Go on with a group from a track that has seen all seconds before ``until``."""
+        self.follow(server_ids, now_s=now_s)
+        self._groups[tuple(sorted(server_ids))] = _Group(track=track, next_second=until, asked_s=now_s)
 
     def series(self, server_ids: Collection[str], *, since_s: float, until_s: float) -> tuple[float | None, ...]:
         """Cost per second of the group in each whole second of ``[since_s, until_s)``; None where it is unknown."""

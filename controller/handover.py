@@ -3,8 +3,7 @@
 A holder that can is told to hand over first: it ends its step, sends its state to the spare that is meant to have the
 slot (to its buddies, where nobody waits) and says so, until a deadline at the latest. Then its membership ends (its
 epoch is fenced: what it still sends is refused), and it is told to stop; a spare that is meant to have the slot gets it
-in the same moment, any other one with the next tick. Whoever takes it goes on from that state; without any, from what
-the slot's holders have reported.
+in the same moment. Whoever takes it goes on from that state; without any, from what the slot's holders have reported.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from controller.metrics import Metrics
+from controller.promises import promised_slots
 from controller.records import AgentRecord, Leaving
 from controller.schema import ControlAction, ControlStep, ControlWhen, DirectiveKind
 from controller.state import FleetState
@@ -62,8 +62,7 @@ class Handover:
             if stopped:
                 self._let_go_on(agent, now_s=now_s)
             return
-        to_agent = step.to_agent if step.change is ControlAction.SWAP else None
-        leaving = Leaving(action=step.change, to_agent=to_agent)
+        leaving = Leaving(action=step.change, to_agent=step.to_agent)
         if step.when is ControlWhen.AFTER_SYNC:
             registry.order(agent, leaving)
         else:
@@ -110,13 +109,14 @@ class Handover:
         state = self._fleet.state
         if agent.leaving is not None and agent.leaving.deadline_s is not None:
             return  # told already
-        taker = self._taker(leaving)
+        taker = self._taker(agent, leaving)
         can = agent.active and agent.slot is not None and agent.hands_over and state.buddies.is_in_use
         if not can or not (taker or state.buddies.of(agent.slot)):
             self._finish(agent, leaving, now_s=now_s)
             return
         deadline_s = now_s + state.settings.lease_timeout_s
-        state.registry.order(agent, leaving.model_copy(update={"deadline_s": deadline_s}))
+        to_agent = leaving.to_agent if taker is None else taker.agent_id
+        state.registry.order(agent, leaving.model_copy(update={"deadline_s": deadline_s, "to_agent": to_agent}))
         state.mailboxes.write(
             agent.agent_id,
             DirectiveKind.HAND_OVER,
@@ -128,15 +128,15 @@ class Handover:
         )
         logger.info("to hand over agent=%s slot=%s taker=%s", agent.agent_id, agent.slot, taker and taker.agent_id)
 
-    def _taker(self, leaving: Leaving) -> Peer | None:
+    def _taker(self, agent: AgentRecord, leaving: Leaving) -> Peer | None:
         """Who is to have the slot, where it can be reached."""
-        heir = self._heir(leaving)
+        heir = self._heir(agent, leaving)
         record = None if heir is None else self._fleet.state.registry.records[heir]
         return peer_of(record) if record is not None and record.keeps_replicas else None
 
     def _finish(self, agent: AgentRecord, leaving: Leaving, *, now_s: float) -> None:
         state, slot = self._fleet.state, agent.slot
-        heir = self._heir(leaving) if leaving.action is ControlAction.SWAP else None
+        heir = self._heir(agent, leaving)
         if leaving.action is ControlAction.SWAP and heir is None:
             state.registry.order(agent, None)
             self._fleet.metrics.control_actions.labels(leaving.action, ControlOutcome.CANCELLED).inc()
@@ -161,9 +161,11 @@ class Handover:
         kind = DirectiveKind.PAUSE if state.paused else DirectiveKind.RESUME
         state.mailboxes.write(agent.agent_id, kind, epoch=state.registry.epoch, t_s=now_s, reason="swap cancelled")
 
-    def _heir(self, leaving: Leaving) -> str | None:
-        """The spare that was named while it still waits, else the one that waits longest."""
-        waiting = [spare.agent_id for spare in self._fleet.state.registry.waiting]
+    def _heir(self, agent: AgentRecord, leaving: Leaving) -> str | None:
+        """The spare that was named while it still waits, else the one that waits longest and is promised to nobody."""
+        registry = self._fleet.state.registry
+        waiting = [spare.agent_id for spare in registry.waiting if spare.agent_id != agent.agent_id]
         if leaving.to_agent in waiting:
             return leaving.to_agent
-        return waiting[0] if waiting else None
+        promised = promised_slots(registry.islands, but={agent.agent_id})
+        return next((name for name in waiting if name not in promised), None)

@@ -127,33 +127,76 @@ class Matched:
         return self.gap > max(NOISE_SDS * self.random_sd, MIN_GAP_FRAC * self.random, SMALLEST_GAP)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """What a window told, before anything is said of it."""
+
+    window: Window
+    """The part that was looked at."""
+    asked: int | None
+    """How many syncs were to be placed in all of it."""
+    known: int
+    """Starts whose cost is known."""
+    num_starts: int
+    matched: Matched | None
+    tells: float | None
+    """Correlation of a second's cost with that of a sync that starts after it."""
+    judged: tuple[Judged, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What one policy did, and what as many random and best syncs would have cost."""
+
+    conduct: Conduct
+    since_s: float
+    syncs: int
+    priced_syncs: int
+    own: float | None
+    matched: Matched | None
+
+
 def assess(window: Window) -> Headroom:
     """The headroom of a window, and how much of it each policy took."""
+    return report(examine(window))
+
+
+def examine(window: Window) -> Examined:
     window = _newest(window, len(window.costs_per_s) - _leading_unknown(window.costs_per_s))
     asked = _num_syncs(window)
     # More syncs than `MAX_SYNCS` are looked at in a part of the window.
     length = len(window.costs_per_s)
     kept = _newest(window, length if asked is None else min(length, length * MAX_SYNCS // asked))
     costs = start_costs(kept.costs_per_s, kept.sync_s)
-    known = sum(cost is not None for cost in costs)
-    matched = match(costs, min(asked or 0, MAX_SYNCS), kept.gap)
-    tells = predictability(kept.costs_per_s, costs)
-    verdict = _verdict(asked, matched, costs, tells)
+    return Examined(
+        window=kept,
+        asked=asked,
+        known=sum(cost is not None for cost in costs),
+        num_starts=len(costs),
+        matched=match(costs, min(asked or 0, MAX_SYNCS), kept.gap),
+        tells=predictability(kept.costs_per_s, costs),
+        judged=tuple(_judge(conduct, kept) for conduct in window.conducts),
+    )
+
+
+def report(found: Examined) -> Headroom:
+    """What is said of it."""
+    kept, matched, verdict = found.window, found.matched, verdict_of(found)
     shown = matched if verdict not in {HeadroomVerdict.NO_BUDGET, HeadroomVerdict.TOO_LITTLE_DATA} else None
     return Headroom(
-        t_s=window.until_s,
+        t_s=kept.until_s,
         window_s=float(len(kept.costs_per_s)),
         covered_s=float(sum(cost is not None for cost in kept.costs_per_s)),
         verdict=verdict,
-        syncs=asked if shown is None else shown.num_syncs,
+        syncs=found.asked if shown is None else shown.num_syncs,
         min_gap_s=float(kept.spacing_s),
         sync_s=kept.sync_s,
         random_cost=None if shown is None else shown.random,
         random_sd=None if shown is None else shown.random_sd,
         oracle_cost=None if shown is None else shown.oracle,
         gap=None if shown is None else shown.gap,
-        predictability=tells if known >= MIN_KNOWN_STARTS else None,
-        policies=tuple(_judge(conduct, kept) for conduct in window.conducts),
+        predictability=found.tells if found.known >= MIN_KNOWN_STARTS else None,
+        policies=tuple(map(_tell, found.judged)),
     )
 
 
@@ -241,11 +284,11 @@ def _newest(window: Window, length: int) -> Window:
     return replace(window, since_s=window.until_s - len(costs), costs_per_s=costs)
 
 
-def _verdict(asked: int | None, matched: Matched | None, costs: Costs, tells: float | None) -> HeadroomVerdict:
-    known = sum(cost is not None for cost in costs)
-    if asked is None:
+def verdict_of(found: Examined) -> HeadroomVerdict:
+    matched, tells, known = found.matched, found.tells, found.known
+    if found.asked is None:
         return HeadroomVerdict.NO_BUDGET
-    if matched is None or known < MIN_KNOWN_STARTS or known < MIN_KNOWN_FRAC * len(costs):
+    if matched is None or known < MIN_KNOWN_STARTS or known < MIN_KNOWN_FRAC * found.num_starts:
         return HeadroomVerdict.TOO_LITTLE_DATA
     if not matched.stands_out:
         return HeadroomVerdict.NOTHING_TO_GAIN
@@ -254,7 +297,7 @@ def _verdict(asked: int | None, matched: Matched | None, costs: Costs, tells: fl
     return HeadroomVerdict.ENOUGH
 
 
-def _judge(conduct: Conduct, window: Window) -> PolicyHeadroom:
+def _judge(conduct: Conduct, window: Window) -> Judged:
     """One policy against as many random and best syncs in its own part of the window."""
     since_s = max(conduct.since_s, window.since_s)
     skipped = min(len(window.costs_per_s), max(0, math.ceil(since_s - window.since_s)))
@@ -267,13 +310,24 @@ def _judge(conduct: Conduct, window: Window) -> PolicyHeadroom:
     matched = match(costs, len(priced), window.gap) if enough else None
     if matched is not None and matched.num_syncs < len(priced):
         matched = None  # Its syncs were closer together than the gap, so that no schedule compares.
-    own = sum(priced) if priced else None
-    return PolicyHeadroom(
-        policy=conduct.policy,
-        shadow=conduct.shadow,
+    return Judged(
+        conduct=conduct,
         since_s=since_s,
         syncs=len(starts),
         priced_syncs=len(priced),
+        own=sum(priced) if priced else None,
+        matched=matched,
+    )
+
+
+def _tell(judged: Judged) -> PolicyHeadroom:
+    own, matched = judged.own, judged.matched
+    return PolicyHeadroom(
+        policy=judged.conduct.policy,
+        shadow=judged.conduct.shadow,
+        since_s=judged.since_s,
+        syncs=judged.syncs,
+        priced_syncs=judged.priced_syncs,
         cost=own,
         random_cost=None if matched is None else matched.random,
         oracle_cost=None if matched is None else matched.oracle,

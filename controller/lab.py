@@ -20,7 +20,7 @@ from controller.lab_metrics import LabMetrics
 from controller.lab_schema import ExperimentSpec, ExperimentStatus, Headroom, ShadowOrder, ShadowPage
 from controller.paces import Paces
 from controller.policy.base import FleetView, bound_names
-from controller.schema import DecisionRecord
+from controller.schema import DecisionRecord, Mode
 from controller.shadow_book import ShadowBook
 from controller.state import FleetState
 from controller.view import build_view
@@ -62,7 +62,7 @@ class Lab:
     @property
     def looks_at_costs(self) -> bool:
         """Whether `after_decision` needs to know what a sync of the whole fleet costs."""
-        return bool(self.shadows.shadows)
+        return bool(self.shadows.shadows) and self._state.settings.mode is not Mode.PER_ISLAND
 
     def after_decision(self, view: FleetView, now_s: float) -> None:
         with self._counted("experiment"):

@@ -36,7 +36,7 @@ class PolicyHeadroom(Wire):
     since_s: float
     """Start of its part of the window: it was set, or began to run in shadow."""
     syncs: int
-    """That it started there, and that are over."""
+    """That it started there, and that are over; in per_island mode every island that came counts."""
     priced_syncs: int
     """Of these, the ones whose cost is known; all figures below are of these, and of as many random or best ones."""
     cost: float | None
@@ -73,6 +73,9 @@ class Headroom(Wire):
     """random_cost - oracle_cost."""
     predictability: float | None = None
     """Correlation of a second's cost with that of a sync that starts after it: 0 is unpredictable."""
+    islands: int | None = None
+    """In per_island mode, how many islands were judged, each by its own servers and moments, and added up; of many it
+    is an even sample. None in synchronous mode: the fleet was judged as one."""
     policies: tuple[PolicyHeadroom, ...] = ()
     """The one in force first, then those in shadow."""
 
@@ -91,11 +94,13 @@ class ShadowStatus(Wire):
     spec: PolicySpec
     since_s: float
     syncs: int
-    """That it would have started."""
+    """That it would have started: in per_island mode, rounds that an island of it would have opened."""
+    island_syncs: int | None = None
+    """In per_island mode, how often islands would have come to one of these; None in synchronous mode."""
     last_sync_s: float | None
     budget_remaining: int | None
     action: Action | None = None
-    """Of its last decision; None before the first."""
+    """Of its last decision, in per_island mode about most islands; None before the first."""
     reason: Reason | None = None
     failures: int = 0
     resting_until_s: float | None = None

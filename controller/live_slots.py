@@ -1,4 +1,4 @@
-"""The slots of live islands as a mapping that is always the present. Pure."""
+"""The slots in which islands live, always as of now."""
 
 from __future__ import annotations
 

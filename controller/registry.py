@@ -23,10 +23,10 @@ from pydantic import BaseModel
 
 from controller.live_slots import LiveSlots
 from controller.nonsense import Claim, Known, can_go_on
+from controller.promises import free_slot_for, next_promotion
 from controller.records import AgentRecord, Leaving, Membership
 from controller.roster import Roster
 from controller.schema import AgentRegistration, ControlAction, Heartbeat
-from controller.takers import best_taker
 from diloco.schema import Phase, Progress, SyncOutcome
 from service.errors import ConflictError, InputError
 
@@ -171,7 +171,7 @@ class Registry:
                 if kept is not None and self._can_take(kept, now_s, agent_id=request.agent_id):
                     return kept
         self._vacate_forfeits(now_s)
-        return self._agents.lowest_free
+        return free_slot_for(self._agents, request.agent_id)
 
     def _can_take(self, slot: int, now_s: float, *, agent_id: str) -> bool:
         return slot < self._terms.num_slots and self._holder(slot, now_s, besides=agent_id) is None
@@ -327,13 +327,8 @@ class Registry:
         if not self._agents.num_waiting:
             return
         self._vacate_forfeits(now_s)
-        if self._agents.lowest_free is None:
-            return
-        waiting = self._agents.waiting
-        while waiting and (slot := self._agents.lowest_free) is not None:
-            taker = best_taker(waiting, slot)
-            waiting.remove(taker)
-            self._give(taker, slot)
+        while (promotion := next_promotion(self._agents)) is not None:
+            self._give(*promotion)
 
     def _give(self, agent: AgentRecord, slot: int) -> AgentRecord:
         start = self._start_of(slot)

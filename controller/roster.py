@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from controller.records import AgentRecord, Membership
 
@@ -126,6 +126,11 @@ class Roster(Mapping[str, AgentRecord]):
     def holders(self) -> list[AgentRecord]:
         """Agents with a slot, by slot."""
         return [self._agents[name] for _, name in sorted(self._holders.items())]
+
+    @property
+    def free(self) -> Sequence[int]:
+        """Slots that nobody has, ascending."""
+        return self._free
 
     @property
     def lowest_free(self) -> int | None:

@@ -1,5 +1,7 @@
 """The policies in shadow: asked after the one in force has decided, journalled, never enforced.
 
+In per_island mode each is asked about each island, as the one in force is (`controller.shadow_islands`).
+
 Journalled are every sync, and a change of reason when `JOURNAL_EVERY_S` have passed since the shadow's last record: at
 most six a minute and its syncs, however often it is asked. One that raises, says what is not finite or takes longer
 than `SLOW_S` of processor time is counted and not asked for `REST_S`. Its past starts anew with the controller.
@@ -7,10 +9,11 @@ than `SLOW_S` of processor time is counted and not asked for `REST_S`. Its past 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -19,10 +22,12 @@ from pydantic import TypeAdapter, ValidationError
 from controller.lab_metrics import LabMetrics
 from controller.lab_schema import ShadowStatus
 from controller.orders import journal_decision
-from controller.policy.base import Decision, FleetView, Policy, ask
+from controller.policy.base import FleetView, Policy, ask
 from controller.policy_words import check_shadows
-from controller.schema import Action, DecisionRecord, PolicySpec, Reason
+from controller.schema import Action, DecisionRecord, Mode, PolicySpec, Reason
 from controller.shadow import Odometer, VirtualRun, follow_budget, odometers, shadow_view, with_sync
+from controller.shadow_islands import Asked, Places, ask_islands
+from controller.shadow_rounds import IslandsRun
 from controller.state import FleetState
 from service.errors import InputError
 
@@ -33,10 +38,20 @@ REST_S = 60.0
 SLOW_S = 0.05
 """A tick has 50 ms."""
 KEPT_SYNCS = 1000
+"""Of each island, where it is asked about each."""
+MAX_KEPT_STARTS = 50_000
 META_KEY = "shadow"
 
 _KEPT = TypeAdapter(tuple[tuple[PolicySpec, ...], tuple[PolicySpec, ...]])
 """As the settings had them at the last start, and as they were set last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A sync that a shadow would have started: of one island, or (slot None) of all."""
+
+    t_s: float
+    slot: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,12 +62,18 @@ class Shadow:
     policy: Policy
     since_s: float
     run: VirtualRun
-    starts_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_SYNCS))
+    starts: deque[Start] = field(default_factory=lambda: deque(maxlen=KEPT_SYNCS))
+    island_syncs: int = 0
     last: tuple[Action, Reason] | None = None
     journalled: tuple[Action, Reason] | None = None
     journalled_s: float = -math.inf
     failures: int = 0
     resting_until_s: float | None = None
+
+    def starts_since(self, since_s: float) -> list[tuple[int, float]]:
+        """Slot and time of what single islands started lately."""
+        recent = itertools.takewhile(lambda start: start.t_s >= since_s, reversed(self.starts))
+        return [(start.slot, start.t_s) for start in recent if start.slot is not None]
 
     def status(self) -> ShadowStatus:
         action, reason = self.last or (None, None)
@@ -61,7 +82,8 @@ class Shadow:
             spec=self.spec,
             since_s=self.since_s,
             syncs=self.run.num_syncs,
-            last_sync_s=self.starts_s[-1] if self.starts_s else None,
+            island_syncs=self.island_syncs if isinstance(self.run, IslandsRun) else None,
+            last_sync_s=self.starts[-1].t_s if self.starts else None,
             budget_remaining=self.run.budget.remaining,
             action=action,
             reason=reason,
@@ -80,6 +102,7 @@ class ShadowBook:
         self._state = state
         self._metrics = metrics
         self._remember = remember
+        self._turn = 0
         self.shadows: list[Shadow] = []
         self._restore(now_s)
 
@@ -116,8 +139,12 @@ class ShadowBook:
         self._state.journal.put("meta", META_KEY, _KEPT.dump_json(kept).decode())
 
     def _begin(self, spec: PolicySpec, policy: Policy, now_s: float) -> Shadow:
-        run = VirtualRun(budget=self._state.budget, marks={}, first_round=self._state.version)
-        return Shadow(spec=spec, policy=policy, since_s=now_s, run=run)
+        settings = self._state.settings
+        per_island = settings.mode is Mode.PER_ISLAND
+        kind = IslandsRun if per_island else VirtualRun
+        num_starts = min(MAX_KEPT_STARTS, KEPT_SYNCS * settings.num_slots) if per_island else KEPT_SYNCS
+        run = kind(budget=self._state.budget, marks={}, first_round=self._state.version)
+        return Shadow(spec=spec, policy=policy, since_s=now_s, run=run, starts=deque(maxlen=num_starts))
 
     def statuses(self) -> tuple[ShadowStatus, ...]:
         return tuple(shadow.status() for shadow in self.shadows)
@@ -127,13 +154,15 @@ class ShadowBook:
         if not self.shadows:
             return
         seen = odometers(self._state.registry.islands)
+        places = Places(self._state, view, now_s)
+        self._turn += 1
         for shadow in self.shadows:
             if shadow.resting_until_s is not None and now_s < shadow.resting_until_s:
                 continue
             shadow.resting_until_s = None
             started_s = time.thread_time()
             try:
-                self._ask(shadow, view, seen, now_s)
+                self._ask(shadow, view, seen, places, now_s)
             except Exception:
                 logger.exception("shadow policy failed, it rests policy=%s rest_s=%g", shadow.spec.label, REST_S)
                 self._rest(shadow, now_s)
@@ -148,18 +177,38 @@ class ShadowBook:
         shadow.failures += 1
         shadow.resting_until_s = now_s + REST_S
 
-    def _ask(self, shadow: Shadow, view: FleetView, seen: dict[int, Odometer], now_s: float) -> None:
-        shadow.run = follow_budget(shadow.run, self._state.budget)
-        seen_by_it = shadow_view(view, shadow.run, seen, now_s)
-        decision = ask(shadow.policy, seen_by_it, now_s)
-        shadow.last = (decision.action, decision.reason)
-        self._metrics.shadow_decisions.labels(shadow.spec.label, decision.action, decision.reason).inc()
-        self._journal(shadow, decision, seen_by_it, now_s)
-        if decision.action is Action.SYNC:
-            shadow.run = with_sync(shadow.run, seen, now_s=now_s, sync_s=view.expected_sync_s)
-            shadow.starts_s.append(now_s)
+    def _ask(self, shadow: Shadow, view: FleetView, seen: dict[int, Odometer], places: Places, now_s: float) -> None:
+        run = follow_budget(shadow.run, self._state.budget)
+        shadow.run = run
+        if isinstance(run, IslandsRun):
+            join_s = self._state.settings.sync_times.join_s
+            shadow.run, asked = ask_islands(
+                shadow.policy, run, view, seen, places, turn=self._turn, join_s=join_s, now_s=now_s
+            )
+        else:
+            seen_by_it = shadow_view(view, run, seen, now_s)
+            decision = ask(shadow.policy, seen_by_it, now_s)
+            ready = tuple(island.slot for island in seen_by_it.islands if island.ready)
+            asked = [Asked(slot=None, slots=ready, decision=decision, round=seen_by_it.round)]
+            if decision.action is Action.SYNC:
+                shadow.run = with_sync(run, seen, now_s=now_s, sync_s=view.expected_sync_s)
+        for one in asked:
+            self._metrics.shadow_decisions.labels(shadow.spec.label, one.decision.action, one.decision.reason).inc()
+            self._journal(shadow, one, now_s)
+        self._note(shadow, asked, now_s)
 
-    def _journal(self, shadow: Shadow, decision: Decision, view: FleetView, now_s: float) -> None:
+    def _note(self, shadow: Shadow, asked: Sequence[Asked], now_s: float) -> None:
+        said = Counter((one.decision.action, one.decision.reason) for one in asked)
+        came = [one for one in asked if one.decision.action is Action.SYNC]
+        shadow.starts.extend(Start(now_s, one.slot) for one in came)
+        shadow.island_syncs += sum(one.slot is not None for one in came)
+        if came:
+            shadow.last = (Action.SYNC, came[0].decision.reason)
+        elif said:
+            ((shadow.last, _),) = said.most_common(1)
+
+    def _journal(self, shadow: Shadow, asked: Asked, now_s: float) -> None:
+        decision = asked.decision
         said = (decision.action, decision.reason)
         changed = said != shadow.journalled and now_s - shadow.journalled_s >= JOURNAL_EVERY_S
         if decision.action is not Action.SYNC and not changed:
@@ -168,8 +217,9 @@ class ShadowBook:
         record = journal_decision(
             self._state,
             decision,
-            round_number=view.round,
-            slots=tuple(island.slot for island in view.islands if island.ready),
+            round_number=asked.round,
+            slots=asked.slots,
+            slot=asked.slot,
             now_s=now_s,
             shadow=shadow.spec.label,
         )

@@ -24,6 +24,8 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.admission import Admission, AdmissionCollector
+from service.answers import error_response
 from service.docs import build_docs
 from service.errors import WadilocoError
 from service.settings import ServiceSettings
@@ -57,6 +59,7 @@ def build_app(
     """An application whose background tasks live as long as it does.
 
     ``lifespan(app, tasks)`` is entered with a `Background`; ``app.state.tasks`` holds it while the application runs.
+    ``app.state.admission`` bounds its connections where `service.server` serves it.
     """
 
     @asynccontextmanager
@@ -78,6 +81,8 @@ def build_app(
     )
     app.include_router(build_docs())
     app.state.tasks = None
+    app.state.admission = Admission(settings.connection_limit)
+    registry.register(AdmissionCollector(app.state.admission, settings.service))
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes, larger=larger_bodies)
     app.add_middleware(BodyUntilExit)
     app.add_middleware(HeadAsGet)
@@ -165,16 +170,6 @@ async def _answer_http(_: Request, exc: Exception) -> Response:
     response = error_response(exc.status_code, "HTTPError", str(exc.detail), field, remedy)
     response.headers.update(exc.headers or {})
     return response
-
-
-def error_response(status: int, kind: str, message: str, field: str | None, remedy: str | None) -> Response:
-    body = {"error": kind, "message": _printable(message), "field": field and _printable(field), "remedy": remedy}
-    return JSONResponse(body, status_code=status)
-
-
-def _printable(text: str) -> str:
-    """Errors quote what was sent, which may be half of a surrogate pair."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 class BearerToken:

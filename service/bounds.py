@@ -1,5 +1,5 @@
-"""HTTP connections whose every wait for a client ends: uvicorn itself waits for half a request, and for a client that
-does not read, as long as the connection lasts.
+"""HTTP connections whose every wait for a client ends, and of which there are so many at most (`service.admission`):
+uvicorn itself waits for half a request, and for a client that does not read, as long as the connection lasts.
 
     request line and headers   HEAD_DEADLINE_S after the connection, or the first byte of a later request
     body                       `service.app.BodyUntilExit`
@@ -16,7 +16,10 @@ import socket
 import struct
 from typing import Any
 
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from service.admission import RESERVED_HEAD_S, Admission, Doorkeeper
 
 logger = logging.getLogger(__name__)
 
@@ -30,15 +33,38 @@ class Bounds(asyncio.Protocol):
     """Mixed in before one of uvicorn's protocols; an overdue connection is dropped, and what answers it is cancelled
     as for a client that went away."""
 
+    admission: Admission | None = None
+    """Of the process; None: as many connections as come."""
     transport: asyncio.Transport
+    app: ASGIApp
     cycle: Any
     """The request that is being answered, or was last; None before the first."""
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
 
+    _counted: bool = False
+    _reserved: Doorkeeper | None = None
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._watch_head()
+        if self._is_let_in():
+            self._watch_head()
+        else:
+            self.transport.abort()
+
+    def _is_let_in(self) -> bool:
+        if self.admission is None:
+            return True
+        served = self.admission.enter()
+        self._counted = served is not None
+        if served is False:
+            self.app = self._reserved = Doorkeeper(self.app, self.admission)
+        return self._counted
+
+    def _count_out(self) -> None:
+        if self.admission is not None and self._counted:
+            self._counted = False
+            self.admission.leave(served=self._reserved is None or self._reserved.served)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -50,6 +76,7 @@ class Bounds(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head_timer()
         self._end_stall_timer()
+        self._count_out()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -66,12 +93,14 @@ class Bounds(asyncio.Protocol):
 
     def _watch_head(self) -> None:
         if self._head_timer is None and not self.transport.is_closing():
-            self._head_timer = asyncio.get_running_loop().call_later(HEAD_DEADLINE_S, self._head_overdue)
+            is_reserved = self._reserved is not None and not self._reserved.served
+            deadline_s = min(HEAD_DEADLINE_S, RESERVED_HEAD_S) if is_reserved else HEAD_DEADLINE_S
+            self._head_timer = asyncio.get_running_loop().call_later(deadline_s, self._head_overdue, deadline_s)
 
-    def _head_overdue(self) -> None:
+    def _head_overdue(self, deadline_s: float) -> None:
         self._head_timer = None
         if not self._has_request:
-            self._drop("no whole request within %g s", HEAD_DEADLINE_S)
+            self._drop("no whole request within %g s", deadline_s)
 
     def _watch_writes(self) -> None:
         left, taken = self.transport.get_write_buffer_size(), _taken_bytes(self.transport)
@@ -121,16 +150,19 @@ class BoundedH11(Bounds, H11Protocol):
     """HTTP in Python."""
 
 
-def bounded_protocol(*, many_clients: bool) -> type[asyncio.Protocol]:
+def bounded_protocol(*, many_clients: bool, admission: Admission | None = None) -> type[asyncio.Protocol]:
     """The quicker one for many clients, where it is installed."""
-    if many_clients:
-        try:
-            from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-        except ImportError:
-            return BoundedH11
+    base = _quick_protocol() if many_clients else BoundedH11
+    return type(base.__name__, (base,), {"admission": admission})
 
-        class BoundedHttpTools(Bounds, HttpToolsProtocol):
-            """HTTP in C."""
 
-        return BoundedHttpTools
-    return BoundedH11
+def _quick_protocol() -> type[Bounds]:
+    try:
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+    except ImportError:
+        return BoundedH11
+
+    class BoundedHttpTools(Bounds, HttpToolsProtocol):
+        """HTTP in C."""
+
+    return BoundedHttpTools

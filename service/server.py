@@ -13,6 +13,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from service.admission import Admission, fit_open_files
 from service.bounds import bounded_protocol
 from service.errors import ConfigError, ConflictError
 from service.settings import ServiceSettings
@@ -35,12 +36,16 @@ def serve(app: FastAPI, settings: ServiceSettings, *, many_clients: bool = False
     """
     listener = bind(settings.host, settings.port)
     host, port = listener.getsockname()[:2]
+    admission: Admission | None = getattr(app.state, "admission", None)
+    if admission is not None:
+        admission.limit = fit_open_files(admission.limit)
     scheme = "https" if settings.tls_cert else "http"
     app.state.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     config = uvicorn.Config(
         app,
         workers=1,
-        http=bounded_protocol(many_clients=many_clients),
+        http=bounded_protocol(many_clients=many_clients, admission=admission),
+        ws="none",  # an upgraded connection would be out of bounds
         loop="auto" if many_clients else "asyncio",
         log_config=None,
         access_log=False,

@@ -50,6 +50,9 @@ def _split(value: Any) -> Any:
     return split_urls(value) if isinstance(value, str) else value
 
 
+DEFAULT_CONNECTIONS = 4096
+"""A thousand islands with two each, and as many who look on."""
+
 Url = Annotated[str, AfterValidator(check_url)]
 """Base URL of one process."""
 Urls = Annotated[str, AfterValidator(check_urls)]
@@ -124,6 +127,18 @@ class ServiceSettings(PeerSettings):
     """Address to listen on. Beyond loopback a token is required."""
     port: int = Field(default=0, ge=0, le=65535)
     """TCP port to listen on; 0 takes a free one and logs it."""
+    max_connections: int | None = Field(default=None, ge=8, le=1_000_000)
+    """Connections that are open at a time; a request on one more is told to come back. By default 4096, at the
+    controller 12288 and 4 for each slot."""
+
+    @property
+    def connection_limit(self) -> int:
+        """``max_connections``, or what it is by default."""
+        return self.max_connections or self.default_connections
+
+    @property
+    def default_connections(self) -> int:
+        return DEFAULT_CONNECTIONS
 
     @model_validator(mode="after")
     def _check_exposure(self) -> Self:

@@ -7,7 +7,8 @@
 | ``DELETE`` | a `Deleted` |
 | ``GET /v1/store/{epoch}`` | a `KeyCount` |
 
-An older epoch than the group's newest is refused with 409, also in the middle of a wait; a full store with 429.
+An older epoch than the group's newest is refused with 409, also in the middle of a wait; a full group or
+store with 429, which names what it is full of.
 """
 
 from __future__ import annotations

@@ -60,3 +60,9 @@ def test_timeouts_follow_from_the_lease() -> None:
     values: dict[str, Any] = {"lease_timeout_s": 20.0}
     settings = ControllerSettings(**values)
     assert (settings.heartbeat_interval_s, settings.takeover_after_s) == (2.0, 6.0)
+
+
+def test_a_thousand_islands_ten_thousand_sidecars_and_the_curious_have_room() -> None:
+    assert ControllerSettings().connection_limit == 12_288 + 2 * 4
+    assert ControllerSettings(num_slots=1000).connection_limit >= 10_000 + 2 * 1000 + 1000
+    assert ControllerSettings(max_connections=100, num_slots=1000).connection_limit == 100

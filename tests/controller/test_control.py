@@ -167,6 +167,26 @@ def test_a_holder_that_dies_before_it_has_left_keeps_the_slot_for_nobody(tmp_pat
     play(make_settings(tmp_path), clock, body)
 
 
+def test_a_drain_hands_its_slot_to_the_spare_that_it_named_and_no_other_order_gives_that_away(tmp_path: Path) -> None:
+    async def body(client: Client) -> None:
+        for index, name in enumerate(("a", "b")):
+            await client.register(name)
+            await client.beat(name, epoch=index + 1, progress=progress(1, step=100))
+        await client.register("first")
+        await client.register("second")
+        assert (await order(client, "swap", slot=0))["effect"].endswith("which goes to first")
+        assert (await order(client, "drain", slot=1))["effect"].endswith("which goes to second")
+        refused = await client.http.post("/v1/control", json={"action": "swap", "slot": 0, "to_agent": "second"})
+        assert (refused.status_code, refused.json()["field"]) == (409, "to_agent")
+        await client.beat("b", epoch=2, syncs=[report()], progress=progress(0, step=101, round=1))
+        found = await islands(client)
+        assert (found["first"]["slot"], found["second"]["slot"], found["b"]["drained"]) == (None, 1, True)
+        await client.beat("a", epoch=1, syncs=[report()], progress=progress(0, step=101, round=1))
+        assert (await islands(client))["first"]["slot"] == 0
+
+    play(make_settings(tmp_path, num_slots=2), ManualClock(), body)
+
+
 @pytest.mark.parametrize(
     ("action", "fields"),
     [

@@ -153,3 +153,37 @@ def test_planning_changes_nothing() -> None:
     plan("drain", registry, node="host-b")
     plan("swap", registry, slot=0)
     assert (dict(registry.records), registry.epoch) == (before, 2)
+
+
+def test_a_drain_leaves_a_spare_to_the_order_that_it_was_promised_to() -> None:
+    registry = fleet()
+    registry.order(registry.records["a0"], Leaving(action=ControlAction.SWAP, to_agent="a2"))
+    assert moves(plan("drain", registry, slot=1)) == [("a1", 1, "a3", "after_sync")]
+    registry.release(registry.records["a3"], drained=True, now_s=9.0)
+    assert moves(plan("drain", registry, slot=1)) == [("a1", 1, None, "after_sync")]
+    assert moves(plan("drain", registry, slot=0)) == [("a0", 0, "a2", "after_sync")]
+
+
+def test_a_spare_promised_by_a_drain_is_not_promised_to_a_swap() -> None:
+    registry = fleet()
+    registry.order(registry.records["a0"], Leaving(action=ControlAction.DRAIN, to_agent="a2"))
+    assert moves(plan("swap", registry, slot=1)) == [("a1", 1, "a3", "after_sync")]
+    with pytest.raises(ConflictError, match="a2 is to take slot 0 already"):
+        plan("swap", registry, slot=1, to_agent="a2")
+
+
+@pytest.mark.parametrize("how", ["drained", "lost"])
+def test_a_promised_spare_takes_the_slot_of_a_lost_island_and_not_that_of_a_drained_one(how: str) -> None:
+    registry = fleet()
+    registry.release(registry.records["a3"], drained=True, now_s=9.0)
+    registry.order(registry.records["a0"], Leaving(action=ControlAction.SWAP, to_agent="a2"))
+    if how == "drained":
+        registry.release(registry.records["a1"], drained=True, now_s=9.0)
+    else:
+        registry.leave("a1", "first")
+    registry.expire(9.0)
+    assert registry.records["a2"].slot == (None if how == "drained" else 1)
+    registry.register(registration("a2"), now_s=9.5)
+    assert registry.records["a2"].slot == (None if how == "drained" else 1)
+    registry.register(registration("a4"), now_s=9.5)
+    assert registry.records["a4"].slot == (1 if how == "drained" else None)

@@ -27,6 +27,7 @@ from controller.headroom import (
     random_costs,
     start_costs,
 )
+from controller.headroom_islands import MAX_ISLANDS, assess_islands, sampled
 from controller.lab_schema import Headroom, HeadroomVerdict
 
 SINCE_S = 1_700_000_000.0
@@ -244,3 +245,38 @@ def test_no_window_makes_it_fail(
         )
     )
     assert Headroom.model_validate_json(found.model_dump_json()) == found
+
+
+def test_islands_are_judged_by_their_own_costs_and_moments_and_added_up() -> None:
+    # Each pays in the half of every minute in which the other does not: together no second is cheaper than another.
+    early = tuple(float(second % 60 < 30) for second in range(600))
+    late = tuple(1.0 - cost for cost in early)
+    together = tuple(one + other for one, other in zip(early, late, strict=True))
+    fleet = assess(window(together, conduct(40, 160, 280)))
+    assert fleet.verdict is HeadroomVerdict.NOTHING_TO_GAIN
+    own = [
+        window(early, conduct(40, 160, 280)),
+        window(late, conduct(10, 130, 250)),
+    ]
+    each = assess_islands(own)
+    assert (each.verdict, each.islands) == (HeadroomVerdict.ENOUGH, 2)
+    assert each.oracle_cost == 0.0
+    assert each.random_cost == pytest.approx(fleet.random_cost)
+    (policy,) = each.policies
+    assert (policy.syncs, policy.cost, policy.share_closed) == (6, 0.0, 1.0)
+
+
+def test_islands_of_which_too_little_is_known_are_left_out() -> None:
+    known = tuple(float(second % 60 < 30) for second in range(600))
+    mixed = assess_islands([window((None,) * 600), window(known), window(known[:20])])
+    assert (mixed.islands, mixed.verdict) == (1, HeadroomVerdict.ENOUGH)
+    assert mixed.gap == assess(window(known)).gap
+    none = assess_islands([window((None,) * 600)])
+    assert (none.islands, none.verdict, none.gap) == (0, HeadroomVerdict.TOO_LITTLE_DATA, None)
+
+
+def test_of_many_islands_an_even_sample_is_judged() -> None:
+    assert sampled(range(5)) == [0, 1, 2, 3, 4]
+    chosen = sampled(range(1000))
+    assert len(chosen) <= MAX_ISLANDS
+    assert {later - earlier for earlier, later in itertools.pairwise(chosen)} == {63}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.controller.helpers import progress, report, sample
@@ -151,3 +154,15 @@ def test_without_the_packages_for_postgresql_the_extra_is_named() -> None:
     assert ended.returncode == 3
     assert "pip install 'wadiloco[postgres]'" in ended.stderr
     assert "hush" not in ended.stderr
+
+
+def test_a_controller_that_is_full_refuses_and_says_that_it_lives(tmp_path: Path) -> None:
+    with controller(tmp_path, "--max-connections", "8") as process, contextlib.ExitStack() as opened:
+        url = httpx.URL(process.url)
+        for _ in range(12):
+            opened.enter_context(socket.create_connection((url.host, url.port or 0), timeout=DEADLINE_S))
+        with httpx.Client(base_url=process.url, timeout=DEADLINE_S, trust_env=False) as late:
+            eventually(lambda: late.get("/v1/fleet", headers={"Connection": "close"}).status_code == 503, "a refusal")
+            assert late.get("/healthz").status_code == 200
+            assert "wadiloco_controller_connections_limit 8.0" in late.get("/metrics").text
+        assert process.http.get("/v1/fleet").status_code == 200
