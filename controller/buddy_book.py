@@ -27,7 +27,7 @@ class BuddyBook:
         self._allow_same_node = allow_same_node
         self._names = _read(meta)
         self._peers: dict[int, tuple[Peer, ...]] = {}
-        self._kept: dict[str, frozenset[int]] = {}
+        self._kept = _slots_by_keeper(self._names)
         self.is_due = True
         """A membership has changed since the last `refresh`."""
 
@@ -57,11 +57,7 @@ class BuddyBook:
             slot: tuple(peer for name in names if (peer := peer_of(agents[name])) is not None)
             for slot, names in found.items()
         }
-        kept: dict[str, set[int]] = {}
-        for slot, names in self._names.items():
-            for name in names:
-                kept.setdefault(name, set()).add(slot)
-        self._kept = {name: frozenset(slots) for name, slots in kept.items()}
+        self._kept = _slots_by_keeper(self._names)
 
     def kept_by(self, agent: AgentRecord, agents: Mapping[str, AgentRecord]) -> tuple[int, ...]:
         """Slots whose replicas an agent keeps: those that it is a buddy of, and, until their new buddies have complete
@@ -86,6 +82,14 @@ def _members(agents: Iterable[AgentRecord]) -> list[Member]:
         for agent in agents
         if agent.active
     ]
+
+
+def _slots_by_keeper(names: Mapping[int, tuple[str, ...]]) -> dict[str, frozenset[int]]:
+    kept: dict[str, set[int]] = {}
+    for slot, keepers in names.items():
+        for name in keepers:
+            kept.setdefault(name, set()).add(slot)
+    return {name: frozenset(slots) for name, slots in kept.items()}
 
 
 def _read(meta: Mapping[str, str]) -> dict[int, tuple[str, ...]]:

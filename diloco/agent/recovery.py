@@ -31,6 +31,8 @@ from service.tasks import Background, every
 
 logger = logging.getLogger(__name__)
 
+UNWANTED_S = 10.0
+"""For which nobody wants a replica that is given up: a controller that has just started does not know all yet."""
 LOOK_S = 0.5
 """Between two looks at what the controller says is to be kept."""
 
@@ -45,6 +47,8 @@ class Recovery:
         self._vaults = vaults
         limit_bytes = int(settings.replica_limit_mb * 1e6)
         self.store = ReplicaStore(vaults.directory, owner=settings.identity, limit_bytes=limit_bytes)
+        self._unwanted_s: dict[int, float] = {}
+        """Slots of which replicas are here that nobody wants, since when."""
         self._sender: ReplicaSender | None = None
         self._http: httpx.AsyncClient | None = None
         state.replicas = self.store.notices
@@ -124,5 +128,11 @@ class Recovery:
         if lease is None:
             return  # whoever lost its lease may be asked for what it keeps as soon as it is back
         self.store.run_id = lease.run_id
-        if state.keeps_slots is not None:
-            self.store.release({*state.keeps_slots, *(() if lease.slot is None else (lease.slot,))})
+        if state.keeps_slots is None:
+            return
+        now_s = time.monotonic()
+        wanted = {*state.keeps_slots, *(() if lease.slot is None else (lease.slot,))}
+        unwanted = self.store.slots - wanted
+        self._unwanted_s = {slot: self._unwanted_s.get(slot, now_s) for slot in unwanted}
+        young = {slot for slot, since_s in self._unwanted_s.items() if now_s - since_s < UNWANTED_S}
+        self.store.release(wanted | young)

@@ -108,12 +108,12 @@ class ReplicaFetcher:
             try:
                 for rank, holders in enumerate(candidate.holders):
                     await self._fetch_rank(slot, rank, candidate, holders, epoch=epoch)
-                self._check(slot, num_ranks, candidate)
+                await asyncio.to_thread(self._check, slot, num_ranks, candidate)
             except WadilocoError as exc:
                 refused.append(f"replica at step {candidate.step}: {exc}")
                 logger.warning("replica cannot be used slot=%d step=%d error=%s", slot, candidate.step, exc)
                 continue
-            paths = self._store.take(slot)
+            paths = self._store.take(slot, candidate.number)
             return Found(paths, candidate.number, candidate.step, candidate.epoch)
         if not refused:
             refused.append("no replica of the slot is known")

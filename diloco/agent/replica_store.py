@@ -46,6 +46,11 @@ class ReplicaStore:
     def allocated_bytes(self) -> int:
         return sum(kept.vault.layout.num_bytes for kept in self._kept.values())
 
+    @property
+    def slots(self) -> frozenset[int]:
+        """Of which there is anything here, whole or not."""
+        return frozenset(slot for slot, _ in self._kept)
+
     def adopt(self) -> None:
         """Take over what a process of this name left behind; what is damaged is removed."""
         for path in sorted(self._directory.glob(f"{self._prefix}.*.vault")):
@@ -263,12 +268,17 @@ class ReplicaStore:
         vault, generation = self.whole(slot, rank, number)
         return ReplicaOffer(layout=base64.b64encode(vault.layout.encode()).decode(), generation=generation)
 
-    def take(self, slot: int) -> dict[int, Path]:
-        """Give up the replicas of a slot, and leave their files, by rank: the slot is this agent's own now."""
-        ranks = [rank for its_slot, rank in self._kept if its_slot == slot]
-        paths = {rank: self._kept[slot, rank].vault.path for rank in ranks}
-        for rank in ranks:
-            self._kept.pop((slot, rank)).vault.close()
+    def take(self, slot: int, number: int) -> dict[int, Path]:
+        """Give up the replicas of a slot, and leave their files, by rank: the slot is this agent's own now.
+
+        They hold generation ``number`` alone: who goes on from them would verify the other one, too.
+        """
+        paths: dict[int, Path] = {}
+        for place in [place for place in self._kept if place[0] == slot]:
+            vault = self._kept.pop(place).vault
+            vault.begin(keep=number)
+            paths[place[1]] = vault.path
+            vault.close()
         return paths
 
     def release(self, keep: Collection[int]) -> None:

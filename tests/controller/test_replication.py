@@ -7,10 +7,24 @@ from typing import Any
 
 import pytest
 
+from controller.buddy_book import BuddyBook
+from controller.registry import LeaseTerms, Registry
 from controller.schema import AgentLease
 from diloco.recovery_schema import HandoverReport, ReplicaNotice
 from diloco.schema import Restart, Rung
-from tests.controller.helpers import EPOCH_0, START_S, Client, ManualClock, make_settings, play, progress, report, until
+from tests.controller.helpers import (
+    EPOCH_0,
+    START_S,
+    Client,
+    ManualClock,
+    MemoryStore,
+    make_settings,
+    play,
+    progress,
+    registration,
+    report,
+    until,
+)
 from tests.controller.test_control import islands, order, stopped
 from tests.controller.test_recoveries import kinds, seen
 
@@ -108,6 +122,15 @@ def test_a_restart_keeps_the_buddies_and_what_they_have(tmp_path: Path) -> None:
 
     play(settings, clock, first)
     play(settings, clock, second)
+
+
+def test_after_a_restart_a_keeper_is_told_to_keep_what_it_has_before_anything_is_assigned_anew() -> None:
+    registry = Registry(
+        MemoryStore(), LeaseTerms(num_slots=1, lease_timeout_s=10, takeover_after_s=3), epoch=1, agents=[]
+    )
+    keeper = registry.register(registration("zz", replicas=(notice(99),)), now_s=0.0)
+    book = BuddyBook(MemoryStore(), {"buddies/0": '["zz"]', "buddies/x": "?"}, factor=1, allow_same_node=False)
+    assert book.kept_by(keeper, registry.records) == (0,)
 
 
 def test_a_buddy_on_the_same_node_needs_leave(tmp_path: Path) -> None:
