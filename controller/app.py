@@ -25,6 +25,7 @@ from controller.lab_api import build_lab_router
 from controller.leadership import RETRY_AFTER_S, StandbyError
 from controller.loop import Loop
 from controller.metrics import FleetCollector, Metrics
+from controller.plain_routes import plain_routes
 from controller.recall import Recall
 from controller.refusals import CountRefusals
 from controller.state import FleetState, restore_run_id
@@ -143,6 +144,7 @@ def _build(
     for router in (build_router(controller, loop, watch), build_lab_router(controller), build_store_router(store)):
         app.include_router(router, dependencies=[Depends(leader_only(controller))])
     app.include_router(dashboard.router)
+    app.router.routes[:0] = plain_routes(controller)
     app.state.loop = loop
     app.state.controller = controller
     app.state.dashboard = dashboard

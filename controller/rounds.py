@@ -22,6 +22,7 @@ from enum import StrEnum
 
 from controller.records import RoundEntry, SlotReport
 from controller.registry import StateStore
+from controller.round_tally import Tallies
 from diloco.schema import SyncOutcome, SyncReport
 
 AUTONOMOUS = "autonomous"
@@ -65,6 +66,7 @@ class RoundBook:
         """Version of the global parameters after all rounds known here."""
         self._last_id = max(self._entries, default=0)
         self._open_ids: set[int] = set()
+        self._tallies = Tallies()
         self._claims: set[int] = set()
         """Closed rounds with a contribution applied that are not counted yet."""
         self._known: set[tuple[int, float, int]] = set()
@@ -135,20 +137,22 @@ class RoundBook:
                 deadline_s=now_s + timeout_s,
                 expected=tuple(sorted({*live_slots, slot})),
             )
+        self._tallies.of(entry).add(slot)
         entry = entry.model_copy(update={"reports": (*entry.reports, SlotReport(slot=slot, report=report))})
         self._known.add((slot, report.started_s, report.round))
-        self.version = max(self.version, entry.next_version)
+        if report.outcome is not SyncOutcome.FAILED:
+            self.version = max(self.version, report.round + 1)
         return self._keep(entry)
 
     def _find(self, slot: int, report: SyncReport) -> RoundEntry | None:
         """The newest round of that number that lacks this slot; else the directed one that it obeyed with a later."""
         of_number = (self._entries[number] for number in reversed(self._of_number.get(report.round, ())))
-        same = next((entry for entry in of_number if slot not in entry.reported), None)
+        same = next((entry for entry in of_number if slot not in self._tallies.of(entry).reported), None)
         if same is not None or report.autonomous:
             return same
         # An island that was behind adopts what it missed, and its report names the round that it was really in.
         awaiting = (self._entries[number] for number in sorted(self._open_ids, reverse=True))
-        return next((e for e in awaiting if e.round < report.round and slot in e.missing), None)
+        return next((e for e in awaiting if e.round < report.round and slot in self._tallies.of(e).missing), None)
 
     def settle(self, live_slots: Mapping[int, int | None], now_s: float) -> list[RoundEntry]:
         """Close the rounds that nobody needs to be waited for.
@@ -158,15 +162,18 @@ class RoundBook:
         """
         closed = []
         for entry in [self._entries[number] for number in sorted(self._open_ids)]:
-            awaited = any(slot in live_slots and not _is_past(live_slots[slot], entry) for slot in entry.missing)
+            missing = self._tallies.of(entry).missing
+            awaited = any(slot in live_slots and not _is_past(live_slots[slot], entry) for slot in missing)
             if not awaited or now_s >= self._ends_s(entry):
                 closed.append(self._keep(entry.model_copy(update={"closed_s": now_s})))
         return closed
 
     def _ends_s(self, entry: RoundEntry) -> float:
         """When the round closes with those who reported."""
+        if entry.quorum is None:
+            return entry.deadline_s
         applied = [told.report.finished_s for told in entry.reports if told.report.outcome is SyncOutcome.APPLIED]
-        if entry.quorum is None or len(applied) < entry.quorum:
+        if len(applied) < entry.quorum:
             return entry.deadline_s
         return min(entry.deadline_s, max(entry.opened_s, *applied) + self._report_grace_s)
 
@@ -262,6 +269,8 @@ class RoundBook:
         """Make it known by its newest state."""
         is_open = entry.closed_s is None
         (self._open_ids.add if is_open else self._open_ids.discard)(entry.id)
+        if not is_open:
+            self._tallies.drop(entry.id)
         is_claim = not entry.spent and not is_open and bool(entry.applied)
         (self._claims.add if is_claim else self._claims.discard)(entry.id)
         same = self._of_number.setdefault(entry.round, [])
@@ -271,6 +280,7 @@ class RoundBook:
     def _forget(self, number: int) -> None:
         entry = self._entries.pop(number)
         self._open_ids.discard(number)
+        self._tallies.drop(number)
         self._claims.discard(number)
         self._known -= _reports_of(entry)
         same = self._of_number[entry.round]

@@ -25,6 +25,7 @@ parameters travel as their difference from the ones before, where they do not tr
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from math import ceil
@@ -96,8 +97,25 @@ class Codec(ABC):
         self._accumulate(payload.contiguous(), out, alpha)
         return out
 
+    def decode_part(self, payload: Tensor, num_values: int, start: int, room: Tensor) -> Tensor:
+        """The values from ``start`` on, a multiple of `BLOCK`, as many as ``room`` has: written there, or a view.
+
+        Raises:
+            InputError: there are not as many bytes as ``num_values``, which are all, take.
+        """
+        if payload.numel() != self.num_bytes(num_values):
+            raise _wrong_size(self, payload, num_values)
+        return self._decode_part(payload, num_values, start, room)
+
+    def norm_bound(self, payload: Tensor, num_values: int) -> float:
+        """What the L2 norm of the values is at most, if less than decoding them tells; infinity or NaN if not."""
+        return math.inf
+
     @abstractmethod
     def _encode(self, flat: Tensor, out: Tensor | None) -> Tensor: ...
+
+    @abstractmethod
+    def _decode_part(self, payload: Tensor, num_values: int, start: int, room: Tensor) -> Tensor: ...
 
     @abstractmethod
     def _decode(self, payload: Tensor, num_values: int) -> Tensor: ...
@@ -123,6 +141,9 @@ class Fp32Codec(Codec):
     def _decode(self, payload: Tensor, num_values: int) -> Tensor:
         return payload.view(torch.float32)
 
+    def _decode_part(self, payload: Tensor, num_values: int, start: int, room: Tensor) -> Tensor:
+        return payload.view(torch.float32)[start : start + room.numel()]
+
     def _accumulate(self, payload: Tensor, out: Tensor, alpha: float) -> None:
         out.add_(payload.view(torch.float32), alpha=alpha)
 
@@ -145,6 +166,9 @@ class Bf16Codec(Codec):
 
     def _decode(self, payload: Tensor, num_values: int) -> Tensor:
         return new_vector(num_values).copy_(payload.view(torch.bfloat16))
+
+    def _decode_part(self, payload: Tensor, num_values: int, start: int, room: Tensor) -> Tensor:
+        return room.copy_(payload.view(torch.bfloat16)[start : start + room.numel()])
 
     def _accumulate(self, payload: Tensor, out: Tensor, alpha: float) -> None:
         rounded = payload.view(torch.bfloat16)
@@ -201,19 +225,28 @@ class BlockCodec(Codec):
         flat = new_vector(num_values)
         parts = self._parts(payload, num_values)
         for start, part in _chunks(flat):
-            self._decode_part(parts, start, part)
+            self._fill(parts, start, part)
         return flat
+
+    def _decode_part(self, payload: Tensor, num_values: int, start: int, room: Tensor) -> Tensor:
+        self._fill(self._parts(payload, num_values), start, room)
+        return room
+
+    def norm_bound(self, payload: Tensor, num_values: int) -> float:
+        scales, _ = self._parts(payload, num_values)
+        # No code is farther from zero than the one that stands for nothing.
+        return self._zero * math.sqrt(BLOCK) * float(torch.linalg.vector_norm(scales.to(torch.float64)))
 
     def _accumulate(self, payload: Tensor, out: Tensor, alpha: float) -> None:
         scratch = torch.empty(min(out.numel(), CHUNK))
         parts = self._parts(payload, out.numel())
         for start, part in _chunks(out):
             decoded = scratch[: part.numel()]
-            self._decode_part(parts, start, decoded)
+            self._fill(parts, start, decoded)
             part.add_(decoded, alpha=alpha)
 
-    def _decode_part(self, parts: tuple[Tensor, Tensor], start: int, part: Tensor) -> None:
-        """Fill in the values from ``start`` on, of which there are no more than `CHUNK`."""
+    def _fill(self, parts: tuple[Tensor, Tensor], start: int, part: Tensor) -> None:
+        """Fill in the values from ``start`` on."""
         scales, codes = parts
         stored = codes[self._num_code_bytes(start) : self._num_code_bytes(start + part.numel())]
         part.copy_(self._unpack(stored)[: part.numel()])

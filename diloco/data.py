@@ -29,10 +29,25 @@ def load_corpus(paths: Sequence[Path]) -> Tensor:
     Raises:
         InputError: a path that does not exist, cannot be read or holds no text.
     """
+    kept = _kept.pop(tuple(paths), None)
+    if kept is not None:
+        return kept
     corpus = bytearray()
     for file in corpus_files(paths):
         corpus += read_whole(file) + FILE_SEPARATOR
     return torch.frombuffer(corpus, dtype=torch.uint8)
+
+
+_kept: dict[tuple[Path, ...], Tensor] = {}
+
+
+def read_ahead(paths: Sequence[Path]) -> None:
+    """Read these files now, for the first `load_corpus` of them.
+
+    Raises:
+        InputError: as `load_corpus`.
+    """
+    _kept[tuple(paths)] = load_corpus(paths)
 
 
 def read_whole(file: Path) -> bytes:

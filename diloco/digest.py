@@ -6,7 +6,8 @@ import base64
 import binascii
 import hashlib
 import re
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from service.errors import InputError
 
@@ -14,6 +15,17 @@ DIGEST = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/=]+):\s*(?:$|,)")
 CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
 SHA256_BYTES = 32
+WANT_CONTENT_DIGEST = "Want-Content-Digest"
+NOT_WANTED = "sha-256=0"
+"""Its value where the digest of the whole is enough: every byte is then hashed once at each end."""
+
+
+class Hash(Protocol):
+    """What `hashlib` makes."""
+
+    def update(self, data: bytes | memoryview, /) -> None: ...
+
+    def digest(self) -> bytes: ...
 
 
 class ByteRange(NamedTuple):
@@ -30,6 +42,19 @@ def sha256(*pieces: bytes | memoryview) -> bytes:
     for piece in pieces:
         digest.update(piece)
     return digest.digest()
+
+
+def sha256_of_start(pieces: Sequence[bytes | memoryview], size: int) -> tuple[bytes, bytes]:
+    """The digests of the first ``size`` bytes of the pieces put together, and of all, from one pass over them."""
+    digest, left, of_start = hashlib.sha256(), size, None
+    for piece in pieces:
+        digest.update(piece[:left])
+        if len(piece) >= left and of_start is None:
+            of_start = digest.digest()
+        digest.update(piece[left:])
+        left = max(left - len(piece), 0)
+    whole = digest.digest()
+    return of_start or whole, whole
 
 
 def format_digest(digest: bytes) -> str:
@@ -53,7 +78,12 @@ def parse_digest(value: str | None, *, field: str) -> bytes:
 
 def verify_digest(data: bytes | memoryview, value: str | None, *, field: str = "Content-Digest") -> None:
     """Check the bytes of one message against its digest field."""
-    if sha256(data) != parse_digest(value, field=field):
+    require_digest(sha256(data), value, field=field)
+
+
+def require_digest(digest: bytes, value: str | None, *, field: str = "Content-Digest") -> None:
+    """As `verify_digest`, of bytes that have been hashed."""
+    if digest != parse_digest(value, field=field):
         raise InputError("does not match the bytes that arrived", field=field, remedy="send the chunk again")
 
 

@@ -123,9 +123,16 @@ class Directed:
             self._post(self._agent.state.take_progress, progress())
             self._report_due_s = time.monotonic() + REPORT_INTERVAL_S
 
-    def joined(self, progress: Progress) -> None:
-        """The loop holds global parameters."""
+    @property
+    def num_fragments(self) -> int | None:
+        """What the controller cuts the model into; None where none has said, and the run's own number counts."""
+        lease = self._agent.state.limits_lease
+        return None if lease is None else lease.num_fragments
+
+    def joined(self, progress: Progress, *, num_fragments: int) -> None:
+        """The loop holds global parameters of a run of so many fragments."""
         self._post(self._agent.state.take_progress, progress)
+        self._agent.state.num_fragments = num_fragments
         self._agent.state.worker_ready = True
 
     def report(self, report: SyncReport) -> None:

@@ -5,6 +5,7 @@ ConflictError
 │   ├── RoundClosedError    the contribution is against another version: adopt the current one
 │   └── VersionGoneError    the version asked for is no longer kept: pull the current one
 ├── NotInitializedError     nobody has offered initial parameters yet
+├── AnotherRunError         the contribution is for a run that is not this one: go over to this one
 ├── FencedError             somebody with a newer epoch holds the slot
 ├── ManifestError           another model
 └── StateMismatchError      deltas led to other global parameters than the synchronizer's: pull those whole
@@ -35,6 +36,10 @@ class VersionGoneError(VersionError):
 
 class NotInitializedError(ConflictError):
     """The synchronizer holds no parameters yet: offer the initial ones."""
+
+
+class AnotherRunError(ConflictError):
+    """The synchronizer holds another run than the one that was meant: its versions are of another history."""
 
 
 class FencedError(ConflictError):

@@ -6,167 +6,34 @@ a contribution whose round outlives the deadline is remembered, so that the next
 `begin` contributes, `await_end` waits and downloads, `finish` adopts; `run` does all of it. What touches the module
 goes through a `Boundary`: an island that syncs with overlap captures its parameters (`Exchange.capture`), takes inner
 steps while `run` is under way on another thread, and stops between two of them when that has something to adopt.
+
+A contribution is settled when the synchronizer says that it is in what was downloaded (`diloco.applied`), and kept
+otherwise. Where the synchronizer has come to hold another run (it lost its disk, or was given another one), nothing of
+the old run is settled or sent again: the island goes on from the other run's parameters with all of its own progress
+since it last adopted any, which is its next pseudo-gradient.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from diloco.boundary import Boundary, at_once
-from diloco.errors import RoundClosedError
-from diloco.island import Capture, Contribution, Island, NonFiniteError
+from diloco.applied import Pulled
+from diloco.errors import AnotherRunError, NotInitializedError, RoundClosedError
+from diloco.incoming import Held
+from diloco.island import Capture, Contribution, Island
 from diloco.protocol import SyncCommand
-from diloco.schema import MAX_DETAIL, FragmentState, InitReply, OuterState, SyncOutcome, SyncReport
-from diloco.transport import Held, SynchronizerClient
-from diloco.turns import Place, round_of
+from diloco.schema import FragmentState, InitReply, Manifest, OuterState, SyncOutcome, SyncReport
+from diloco.syncs import Pending, Syncs, Tally
+from diloco.transport import SynchronizerClient, check_model
 from service.errors import UnavailableError, WadilocoError
 
+logger = logging.getLogger(__name__)
 
-@dataclass(slots=True)
-class Tally:
-    """What one sync has done so far; becomes the report."""
-
-    started_s: float
-    round: int
-    """As the fragment counts; the report says it as the run does."""
-    fragment: int = 0
-    num_fragments: int = 1
-    inner_steps: int = 0
-    tokens: int = 0
-    update_norm: float | None = None
-    pushed_s: float | None = None
-    bytes_pushed: int = 0
-    bytes_pulled: int = 0
-    state_mismatches: int = 0
-    staleness: int = 0
-    staleness_weight: float | None = None
-
-    def stands_for(self, contribution: Contribution) -> None:
-        self.round = contribution.round
-        self.inner_steps = contribution.inner_steps
-        self.tokens = contribution.tokens
-        self.update_norm = contribution.update_norm
-
-    def was_merged(self, contribution: Contribution) -> None:
-        """The sync ended with what an earlier one had contributed."""
-        self.stands_for(contribution)
-        self.round = contribution.in_round
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
-    """A contribution whose round is open."""
-
-    command: SyncCommand
-    tally: Tally
-    after_version: int
-    """The round closes with a version newer than this."""
-
-
-class Syncs(ABC):
-    """What a sync is made of, whatever takes part in it."""
-
-    outer_state: OuterState | None = None
-    """What the synchronizer said of itself last."""
-    _at_boundary: Boundary = staticmethod(at_once)
-
-    @abstractmethod
-    def capture(self, command: SyncCommand) -> Capture:
-        """The local parameters now, which `run` then contributes by that command; at a step boundary."""
-
-    def run(
-        self, command: SyncCommand, *, captured: Capture | None = None, at_boundary: Boundary = at_once
-    ) -> SyncReport | None:
-        """One sync, at most until the command's deadline; None if the island already is beyond the command's round.
-
-        It contributes what was captured, or what it captures itself.
-        """
-        self.meet_at(at_boundary)
-        try:
-            return self._run(command, captured)
-        finally:
-            self.meet_at(at_once)
-
-    def meet_at(self, boundary: Boundary) -> None:
-        """Touch the module there from now on."""
-        self._at_boundary = boundary
-
-    def _run(self, command: SyncCommand, captured: Capture | None) -> SyncReport | None:
-        begun = self.begin(command, captured)
-        if not isinstance(begun, Pending):
-            return begun
-        return self.finish(begun, lambda: self.await_end(begun))
-
-    @abstractmethod
-    def begin(self, command: SyncCommand, captured: Capture | None = None) -> SyncReport | Pending | None:
-        """Contribute. The report when that ended the sync, None if the island already is beyond the command's round."""
-
-    @abstractmethod
-    def await_end(self, pending: Pending) -> int:
-        """Wait until the round closes, and download what it made; returns the version.
-
-        Raises:
-            TimeoutError: it is open at the deadline.
-            WadilocoError: the download failed.
-        """
-
-    def finish(self, pending: Pending, end: Callable[[], int]) -> SyncReport:
-        """Adopt what ``end`` returned the version of (`await_end`), or report its error."""
-
-        def adopt() -> SyncOutcome:
-            self._take_end(pending, end())
-            return SyncOutcome.APPLIED
-
-        report = self._reported(pending.command, pending.tally, adopt)
-        assert isinstance(report, SyncReport), "a sync that was begun has an outcome"
-        return report
-
-    @abstractmethod
-    def _take_end(self, pending: Pending, version: int) -> None:
-        """Go on from what was downloaded."""
-
-    @abstractmethod
-    def _start_over(self) -> None:
-        """Drop the local progress, which is no use any more."""
-
-    def _reported(
-        self, command: SyncCommand, tally: Tally, work: Callable[[], SyncOutcome | Pending | None]
-    ) -> SyncReport | Pending | None:
-        """The report of what ``work`` did to the tally; what it returned where that is no outcome."""
-        detail = ""
-        try:
-            outcome = work()
-        except WadilocoError as exc:
-            outcome, detail = SyncOutcome.FAILED, str(exc)
-            if isinstance(exc, NonFiniteError):
-                # Unless the inner loop has ended anyway.
-                with contextlib.suppress(UnavailableError):
-                    self._at_boundary(self._start_over)
-        except TimeoutError:
-            outcome, detail = SyncOutcome.FAILED, "round still open at the deadline"
-        if outcome is None or isinstance(outcome, Pending):
-            return outcome
-        return SyncReport(
-            round=round_of(Place(tally.fragment, tally.round), tally.num_fragments),
-            outcome=outcome,
-            started_s=tally.started_s,
-            pushed_s=tally.pushed_s,
-            finished_s=time.time(),
-            bytes_pushed=tally.bytes_pushed,
-            bytes_pulled=tally.bytes_pulled,
-            state_mismatches=tally.state_mismatches,
-            inner_steps=tally.inner_steps,
-            tokens=tally.tokens,
-            update_norm=tally.update_norm,
-            autonomous=command.autonomous,
-            staleness=tally.staleness,
-            staleness_weight=tally.staleness_weight,
-            detail=detail[:MAX_DETAIL],
-        )
+LEFT_OUT = "the outer step left the contribution out: its progress is kept"
 
 
 class Exchange(Syncs):
@@ -181,9 +48,10 @@ class Exchange(Syncs):
         fragment: int = 0,
         begin_run: Callable[[float], object] | None = None,
         check: Callable[[OuterState], None] = lambda _: None,
+        whole: Callable[[], Manifest] | None = None,
     ) -> None:
-        """``begin_run`` offers the whole model, until the deadline that it is given; None: this is the whole model.
-        ``check`` raises when the synchronizer has come to hold another run.
+        """``begin_run`` offers the whole model, until the deadline that it is given, and ``whole`` is its manifest;
+        None: this is the whole model. ``check`` raises when the synchronizer has come to cut it otherwise.
         """
         self._island = island
         self._client = client
@@ -191,6 +59,7 @@ class Exchange(Syncs):
         self._fragment = fragment
         self._begin_run = begin_run or self._offer
         self._check = check
+        self._whole = whole or (lambda: island.manifest)
         self.offered: Contribution | None = None
         """Contribution whose push ended without an answer: it may have arrived."""
         self.before_push: Callable[[Contribution], None] = lambda _: None
@@ -208,19 +77,23 @@ class Exchange(Syncs):
             ManifestError: the run trains another model.
             UnavailableError: no synchronizer until the deadline.
         """
-        island = self._island
         reply = self._offer(deadline_s)
         if reply.accepted:
-            island.version = reply.version
+            self.begun(reply)
         else:
             self.start_from(reply.version, deadline_s=deadline_s)
+
+    def begun(self, reply: InitReply) -> None:
+        """The run has begun with the parameters of this island."""
+        self._island.version, self._island.run = reply.version, reply.run
 
     def start_from(self, version: int, *, deadline_s: float) -> None:
         """Download the global parameters, ``version`` or newer, and start from them."""
         island = self._island
-        version = self._client.pull(version, island.incoming, deadline_s=deadline_s)
+        pulled = self._client.fetch(version, island.incoming, deadline_s=deadline_s)
         self.forget_offer()
-        island.rebase(island.incoming, version)
+        island.rebase(island.incoming, pulled.version)
+        island.run = pulled.run
 
     def forget_offer(self) -> None:
         """The island goes on without the progress that a push without an answer stands for: it must not come again."""
@@ -233,14 +106,18 @@ class Exchange(Syncs):
         tally = Tally(started_s=time.time(), round=self._island.version)
         return self._reported(command, tally, lambda: self.contribute(command, tally, captured))
 
-    def await_end(self, pending: Pending) -> int:
+    def await_end(self, pending: Pending) -> Pulled:
         version = self._client.wait_version(pending.after_version, deadline_s=pending.command.deadline_s)
         if version is None:
             raise TimeoutError
         return self._pull(version, pending.command, pending.tally)
 
-    def _take_end(self, pending: Pending, version: int) -> None:
-        self._at_boundary(lambda: self._take(version))
+    def _take_end(self, pending: Pending, pulled: Pulled) -> SyncOutcome:
+        is_own = self._island.accepted is not None
+        if self._at_boundary(lambda: self._take(pulled)) is None and is_own:
+            pending.tally.detail = LEFT_OUT
+            return SyncOutcome.LATE
+        return SyncOutcome.APPLIED
 
     def _start_over(self) -> None:
         self._island.rebase(self._island.global_flat, self._island.version)
@@ -254,6 +131,9 @@ class Exchange(Syncs):
         captured = captured or self._at_boundary(self.capture)
         self.settle(command)
         state = self._ask_state(command)
+        self._meet(state, command, tally)
+        if captured.run != island.run:
+            captured = self._at_boundary(self.capture)
         if captured.tokens > 0 and self._is_worth_as_stale(command, state):
             return self._push_own(captured, command, tally)
         merged = self.follow(state, command, tally)
@@ -286,12 +166,33 @@ class Exchange(Syncs):
 
     def follow(self, state: OuterState, command: SyncCommand, tally: Tally) -> Contribution | None:
         """Adopt the version that the state tells of; the own contribution that is in it, if one is."""
+        self._meet(state, command, tally)
         mine = self._mine(state)
         if mine.version != self._island.version:
             return self._adopt(mine.version, command, tally)
         if self._slot not in mine.open_round.slots:
             self._island.accepted = None
         return None
+
+    def _meet(self, state: OuterState, command: SyncCommand, tally: Tally) -> None:
+        """Go over to the run that the state tells of, with all local progress, if that is another one."""
+        island, mine = self._island, self._mine(state)
+        run = mine.run
+        if run is None or island.run == run:
+            return
+        if island.run is None:  # who joined an older synchronizer, or goes on from an older state, never heard of one
+            island.run = run
+            return
+        check_model(state, self._whole())
+        logger.warning(
+            "the synchronizer holds another run, going on there with all local progress run=%s version=%d steps=%d",
+            run,
+            mine.version,
+            island.steps_since_sync,
+        )
+        pulled = self._pull(mine.version, command, tally, run=run)
+        self.forget_offer()
+        self._at_boundary(lambda: island.go_over(island.incoming, pulled.version, run=run))
 
     def _mine(self, state: OuterState) -> FragmentState:
         return state.fragments[self._fragment]
@@ -326,7 +227,7 @@ class Exchange(Syncs):
     def settle(self, command: SyncCommand) -> None:
         """Learn what became of a contribution without an answer: the synchronizer knows a repetition by its digest."""
         if self.offered is not None:
-            with contextlib.suppress(RoundClosedError):
+            with contextlib.suppress(RoundClosedError, AnotherRunError, NotInitializedError):
                 self._island.accepted = self._push(self.offered, command, Tally(started_s=0.0, round=0))
 
     def _ask_state(self, command: SyncCommand) -> OuterState:
@@ -348,6 +249,7 @@ class Exchange(Syncs):
             reply = self._client.push(
                 contribution.payload,
                 codec=self._island.codec.name,
+                run=self._island.run,
                 round=contribution.round,
                 slot=self._slot,
                 epoch=command.epoch,
@@ -367,27 +269,41 @@ class Exchange(Syncs):
         tally.pushed_s = time.time()
         tally.bytes_pushed = contribution.payload.numel()
         tally.staleness, tally.staleness_weight = reply.staleness, reply.staleness_weight
-        return replace(contribution, into=reply.round)
+        return replace(contribution, into=reply.round, digest=reply.digest)
 
     def _adopt(self, version: int, command: SyncCommand, tally: Tally) -> Contribution | None:
         pulled = self._pull(version, command, tally)
         return self._at_boundary(lambda: self._take(pulled))
 
-    def _take(self, version: int) -> Contribution | None:
+    def _take(self, pulled: Pulled) -> Contribution | None:
         """Go on from what was downloaded; the own contribution that is in it, if one is."""
         island, accepted = self._island, self._island.accepted
-        if accepted is not None and island.version < version <= accepted.in_round:
-            island.carry(accepted, island.incoming, version)
+        if accepted is not None and island.version < pulled.version <= accepted.in_round:
+            island.carry(accepted, island.incoming, pulled.version)
             return None
-        return island.adopt(island.incoming, version)
+        holds = None if accepted is None else pulled.has(accepted)
+        return island.adopt(island.incoming, pulled.version, holds=holds)
 
-    def _pull(self, version: int, command: SyncCommand, tally: Tally) -> int:
+    def _pull(self, version: int, command: SyncCommand, tally: Tally, *, run: str | None = None) -> Pulled:
+        """Download it; of another ``run`` than the island's own it comes whole.
+
+        Raises:
+            AnotherRunError: the synchronizer has come to hold another run meanwhile.
+        """
         deadline_s = max(command.deadline_s, time.time() + command.pull_grace_s)
         island, client = self._island, self._client
         before, mismatches = client.bytes_pulled, client.mismatches
-        held = Held(version=island.version, parameters=island.global_flat)
+        base = Held(version=island.version, parameters=island.global_flat) if run is None else None
+        wanted = run or island.run
         try:
-            return client.pull(version, island.incoming, deadline_s=deadline_s, held=held)
+            pulled = client.fetch(version, island.incoming, deadline_s=deadline_s, held=base, slot=self._slot)
         finally:
             tally.bytes_pulled += client.bytes_pulled - before
             tally.state_mismatches += client.mismatches - mismatches
+        if None not in {wanted, pulled.run} and pulled.run != wanted:
+            raise AnotherRunError(
+                f"the synchronizer holds run {pulled.run}, the sync was of run {wanted}",
+                field="run",
+                remedy="the next sync goes over to it",
+            )
+        return pulled

@@ -26,8 +26,8 @@ from diloco.safepoint import (
     spaced_out,
 )
 from diloco.scheduling import become_idle, lower_session
-from diloco.schema import TrainerPhase
 from diloco.team import Action, RankTeam
+from diloco.trainer_schema import TrainerPhase
 from diloco.vault.contents import HotState
 from diloco.vault.guard import Guard
 from diloco.vault.restore import start_of

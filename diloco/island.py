@@ -42,6 +42,7 @@ from diloco.codec import CODECS, Codec, new_bytes, new_vector
 from diloco.feedback import Encoded, ErrorFeedback
 from diloco.fragment import flatten_module, manifest_of, shift_module, unflatten_into
 from diloco.schema import Manifest
+from diloco.stages import STAGES, Stage
 from service.errors import InputError, WadilocoError
 
 NORM_BLOCK = 1 << 18
@@ -71,6 +72,8 @@ class Capture:
     tokens: int
     stamp: int = 0
     """Names the values of ``workspace.local``, within this island."""
+    run: str | None = None
+    """Identity of the run whose version that is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +93,8 @@ class Contribution:
     """The payload with what it leaves out; None where that is nothing."""
     stamp: int = 0
     """That of the capture: names the values of ``local``."""
+    digest: str | None = None
+    """sha-256 of the payload, hex, once the synchronizer has said so."""
 
     @property
     def in_round(self) -> int:
@@ -110,6 +115,8 @@ class Island:
         self.codec = codec
         self._names = names
         self.version = 0
+        self.run: str | None = None
+        """Identity of the run that the version counts in; None while nobody said."""
         self.global_flat = self._flatten()
         self.steps_since_sync = 0
         self.tokens_since_sync = 0
@@ -159,13 +166,15 @@ class Island:
         The copy takes the place of the last one, unless that is `accepted`, or of the contribution ``beside``.
         """
         workspace = self._free_workspace(beside)
-        self._flatten(out=workspace.local)
+        with STAGES.of(Stage.CAPTURE):
+            self._flatten(out=workspace.local)
         return Capture(
             round=self.version,
             workspace=workspace,
             inner_steps=self.steps_since_sync,
             tokens=self.tokens_since_sync,
             stamp=self._next_stamp(),
+            run=self.run,
         )
 
     def _next_stamp(self) -> int:
@@ -182,6 +191,7 @@ class Island:
             inner_steps=inner_steps,
             tokens=tokens,
             stamp=self._next_stamp(),
+            run=self.run,
         )
 
     def captured_again(self) -> Capture | None:
@@ -195,6 +205,7 @@ class Island:
                     inner_steps=accepted.inner_steps,
                     tokens=accepted.tokens,
                     stamp=accepted.stamp,
+                    run=self.run,
                 )
         return None
 
@@ -227,14 +238,15 @@ class Island:
         workspace = captured.workspace
         local, encoded = workspace.local, None
         try:
-            if self.feedback is None:
-                update_norm = distance(self.global_flat, local)
-                payload = self.codec.encode(local)
-            else:
-                difference = torch.sub(self.global_flat, local, out=workspace.left_out)
-                update_norm = float(torch.linalg.vector_norm(difference))
-                encoded = self.feedback.encode(difference, out=workspace.payload)
-                payload = encoded.payload
+            with STAGES.of(Stage.ENCODE):
+                if self.feedback is None:
+                    update_norm = distance(self.global_flat, local)
+                    payload = self.codec.encode(local)
+                else:
+                    difference = torch.sub(self.global_flat, local, out=workspace.left_out)
+                    update_norm = float(torch.linalg.vector_norm(difference))
+                    encoded = self.feedback.encode(difference, out=workspace.payload)
+                    payload = encoded.payload
         except InputError as exc:
             raise NonFiniteError(exc.message, field="model", remedy="lower lr or clip_norm") from exc
         return Contribution(
@@ -264,19 +276,25 @@ class Island:
         )
         return self._workspaces[-1]
 
-    def adopt(self, new_global: Tensor, version: int) -> Contribution | None:
-        """Go on from ``new_global``, keeping progress that is not in it; returns the own contribution that is."""
-        merged = self.accepted if self.accepted is not None and version > self.accepted.in_round else None
-        self.accepted = None
+    def adopt(self, new_global: Tensor, version: int, *, holds: bool | None = None) -> Contribution | None:
+        """Go on from ``new_global``, keeping progress that is not in it; returns the own contribution that is.
+
+        ``holds`` says whether `accepted` is in it; None leaves it to the version.
+        """
+        accepted, self.accepted = self.accepted, None
+        if accepted is not None and holds is None:
+            holds = version > accepted.in_round
+        merged = accepted if holds else None
         if merged is not None:
             self.steps_since_sync -= merged.inner_steps
             self.tokens_since_sync -= merged.tokens
             self._settle(merged)
-        if self.steps_since_sync:
-            base = self.global_flat if merged is None else merged.local
-            shift_module(self.module, base=base, to=new_global, names=self._names)
-        else:
-            self._set(new_global)
+        with STAGES.of(Stage.ADOPT):
+            if self.steps_since_sync:
+                base = self.global_flat if merged is None else merged.local
+                shift_module(self.module, base=base, to=new_global, names=self._names)
+            else:
+                self._set(new_global)
         if new_global is self.incoming:
             self.global_flat, self.incoming = self.incoming, self.global_flat
         else:
@@ -300,6 +318,11 @@ class Island:
         self.accepted = None
         self.adopt(new_global, version)
         self.accepted = replace(accepted, stamp=self._next_stamp())
+
+    def go_over(self, new_global: Tensor, version: int, *, run: str) -> None:
+        """Go on in another run with all local progress: nothing of it is in that one."""
+        self.adopt(new_global, version, holds=False)
+        self.run = run
 
     def rebase(self, new_global: Tensor, version: int) -> None:
         """Start from ``new_global``; local progress is dropped, and what is owed of earlier progress with it."""

@@ -32,23 +32,21 @@ from torch.optim import Optimizer
 from diloco.agent.rules import autonomous_command
 from diloco.codec import codec_named
 from diloco.directed import Directed
-from diloco.exchange import Exchange
 from diloco.inner import LOSS_SMOOTHING
-from diloco.island import Island as Member
 from diloco.loop_syncs import LoopSyncs
 from diloco.model import count_parameters
 from diloco.options import Stateful, checked_data, checked_module, checked_options
 from diloco.protocol import SyncCommand
 from diloco.resume import (
     STATE_FORMAT,
-    check_state,
-    continues,
+    fragment_states,
     island_state,
     random_state,
     restore_random_state,
 )
 from diloco.schema import CodecName, FragmentState, Phase, Progress, SyncOutcome, SyncReport
-from diloco.transport import SynchronizerClient
+from diloco.streaming import StreamingExchange, StreamingIsland
+from diloco.transport import SynchronizerClient, check_cut, check_model
 from service.client import client_options
 from service.errors import ConflictError, InputError
 
@@ -79,6 +77,7 @@ class Island:
         slot: int | None = None,
         sync_every: int | None = None,
         overlap_steps: int = 0,
+        fragments: int | None = None,
         codec: CodecName = "fp32",
         timeout_s: float | None = None,
         name: str | None = None,
@@ -97,8 +96,11 @@ class Island:
             controller: URL of a controller that says when to sync (several with commas). Without one ``synchronizer``,
                 ``slot`` and ``sync_every`` are needed.
             slot: place in the run, another one for each island; a controller gives a free one otherwise.
-            sync_every: inner steps between two syncs, H.
+            sync_every: inner steps between two syncs. A sync moves one fragment, so that each of F syncs every F times
+                as many steps: Streaming DiLoCo's H is sync_every · F, and DiLoCo's is sync_every.
             overlap_steps: inner steps that are taken while a round is open, below ``sync_every``; 0 waits for its end.
+            fragments: parts of the module that sync in turn, F, the same on all islands; by default those of the run
+                that there is, and 1 in a new one. With a controller its ``--num-fragments``.
             codec: how contributions travel: fp32, bf16, int8 or int4 (the last two with error feedback).
             timeout_s: longest time that joining, or one sync, may take; 60 by default.
             name: of this process for the controller, unique in the fleet; by default the host's name.
@@ -108,7 +110,7 @@ class Island:
             ConfigError: arguments that cannot work together, or a token that is not the synchronizer's.
             InputError: a module that cannot be synced, or data that cannot be continued.
             UnavailableError: no synchronizer, or no slot from a controller, in time.
-            ManifestError: the run trains another model.
+            ManifestError: the run trains another model, or cuts it into other fragments.
         """
         self._options = options = checked_options(
             synchronizer=synchronizer,
@@ -116,6 +118,7 @@ class Island:
             slot=slot,
             sync_every=sync_every,
             overlap_steps=overlap_steps,
+            fragments=fragments,
             codec=codec,
             timeout_s=timeout_s,
             name=name,
@@ -124,7 +127,7 @@ class Island:
             tls_cert=tls_cert,
             tls_key=tls_key,
         )
-        self._member = Member(checked_module(module), codec_named(options.codec))
+        self._member = StreamingIsland(checked_module(module), codec_named(options.codec))
         self._optimizer = optimizer
         self._data = checked_data(data)
         self.num_steps = 0
@@ -140,7 +143,7 @@ class Island:
             self._client = SynchronizerClient(
                 httpx.Client(**client_options(options, url, timeout_s=min(REQUEST_TIMEOUT_S, options.timeout_s)))
             )
-            exchange = Exchange(self._member, self._client, slot=self.slot)
+            exchange = StreamingExchange(self._member, self._client, slot=self.slot)
             self._syncs = LoopSyncs(self._member, exchange, overlap_steps=options.overlap_steps)
             self._join(deadline_s)
         except BaseException:
@@ -178,6 +181,8 @@ class Island:
     def sync(self) -> SyncReport:
         """Sync now, whatever the schedule says, and wait for the round's end: for the end of a run, say.
 
+        It moves the fragment whose turn it is: `num_fragments` of them in a row move all.
+
         Raises:
             ConflictError: the island is closed.
         """
@@ -191,19 +196,24 @@ class Island:
         return report
 
     @property
+    def num_fragments(self) -> int:
+        """Parts of the module that sync in turn."""
+        return self._member.num_fragments
+
+    @property
     def version(self) -> int:
-        """Outer steps in the global parameters that the module goes on from."""
+        """Outer steps in the global parameters that the module goes on from, on all fragments together."""
         return self._member.version
 
     @property
     def steps_since_sync(self) -> int:
-        """Inner steps whose progress is not in the global parameters."""
+        """Inner steps since the last sync of any fragment: with one, those that are not in the global parameters."""
         return self._member.steps_since_sync
 
     @property
     def residual_norm(self) -> float | None:
         """L2 norm of what the codec owes to the next contribution; None where it leaves nothing out."""
-        return None if self._member.feedback is None else self._member.feedback.norm
+        return self._member.residual_norm
 
     def state_dict(self) -> dict[str, Any]:
         """All that a continuation needs, at a step boundary: module, optimizer and data position, torch's random
@@ -219,8 +229,10 @@ class Island:
             "num_steps": self.num_steps,
             "num_tokens": self.num_tokens,
             "steps_since_attempt": self._steps_since_attempt,
-            "member": island_state(self._member),
-            "overlapped": None if overlapped is None else {"due_step": overlapped.due_step},
+            "fragments": [island_state(fragment) for fragment in self._member.fragments],
+            "overlapped": None
+            if overlapped is None
+            else {"due_step": overlapped.due_step, "fragment": overlapped.fragment},
             "module": self._member.module.state_dict(),
             "optimizer": None if self._optimizer is None else self._optimizer.state_dict(),
             "data": None if self._data is None else self._data.state_dict(),
@@ -232,20 +244,21 @@ class Island:
 
         Returns:
             True if all goes on as if nothing had been. False if the run has gone on meanwhile, without this island or
-            with it (also where a later contribution of it waits in the open round): the module then has the current
-            global parameters, and steps since the last sync are dropped, for they may be in the run already.
-            Optimizer, data and counters are continued in both cases.
+            with it (also where a later contribution of it waits in the open round): what it has moved of the module is
+            then as it is globally now, and the steps since its last sync are dropped, for they may be in the run
+            already. That goes for each fragment alone. Optimizer, data and counters are continued in both cases.
 
         Raises:
-            InputError: it is no such state, or one of another slot or model.
+            InputError: it is no such state, or one of another slot, model or run.
+            ManifestError: the synchronizer has come to hold a run of another model.
             UnavailableError: the synchronizer does not answer.
         """
         self._require_open()
-        check_state(state, slot=self.slot, num_values=self._member.global_flat.numel())
+        num_values = [fragment.global_flat.numel() for fragment in self._member.fragments]
+        states = fragment_states(state, slot=self.slot, num_values=num_values)
         if self._syncs.overlapped is not None:
             self._noted(self._syncs.finish())
         run = self._ask_run()
-        exact = continues(state["member"], run, slot=self.slot)
         self._member.module.load_state_dict(state["module"])
         if self._optimizer is not None and state["optimizer"] is not None:
             self._optimizer.load_state_dict(state["optimizer"])
@@ -253,16 +266,23 @@ class Island:
             self._data.load_state_dict(state["data"])
         restore_random_state(state["random"])
         self.num_steps, self.num_tokens = state["num_steps"], state["num_tokens"]
-        self._steps_since_attempt = state["steps_since_attempt"]
-        if exact:
-            self._syncs.restore(state["member"])
-            if state["overlapped"] is not None:
-                self._syncs.await_again(self._own_command(), due_step=state["overlapped"]["due_step"])
-        else:
-            logger.warning("the run has gone on meanwhile, steps since the last sync are dropped slot=%d", self.slot)
-            self._join(time.time() + self._options.timeout_s)
-            self._steps_since_attempt = 0
-        return exact
+        deadline_s = time.time() + self._options.timeout_s
+        exact = self._syncs.restore(states, run, slot=self.slot, deadline_s=deadline_s)
+        self._steps_since_attempt = state["steps_since_attempt"] if any(exact) else 0
+        overlapped = state["overlapped"]
+        if overlapped is not None and exact[overlapped.get("fragment", 0)]:
+            self._syncs.await_again(
+                self._own_command(), fragment=overlapped.get("fragment", 0), due_step=overlapped["due_step"]
+            )
+        if not all(exact):
+            logger.warning(
+                "the run has gone on meanwhile, steps since the last sync are dropped slot=%d fragments=%s",
+                self.slot,
+                [index for index, is_exact in enumerate(exact) if not is_exact],
+            )
+        if self._directed is not None:
+            self._directed.joined(self._progress(), num_fragments=self.num_fragments)
+        return all(exact)
 
     def close(self) -> None:
         """Apply what an overlapped sync still brings, then leave the run. Steps since the last sync stay local."""
@@ -298,9 +318,10 @@ class Island:
         return self._options.slot, self._options.synchronizer
 
     def _join(self, deadline_s: float) -> None:
-        self._syncs.join(deadline_s=deadline_s)
+        wanted = self._options.fragments if self._directed is None else self._directed.num_fragments
+        self._syncs.join(deadline_s=deadline_s, num_fragments=wanted)
         if self._directed is not None:
-            self._directed.joined(self._progress())
+            self._directed.joined(self._progress(), num_fragments=self.num_fragments)
 
     def _due(self) -> SyncCommand | None:
         if self._directed is not None:
@@ -358,9 +379,13 @@ class Island:
             last_sync_at_s=None if last is None or last.outcome is SyncOutcome.FAILED else last.finished_s,
         )
 
-    def _ask_run(self) -> FragmentState | None:
-        state = self._client.state(deadline_s=time.time() + self._options.timeout_s)
-        return state.fragments[0] if state.fragments else None
+    def _ask_run(self) -> tuple[FragmentState, ...]:
+        """All fragments of it; none where the synchronizer has no run."""
+        state = self._client.state(deadline_s=time.time() + self._options.timeout_s, slot=self.slot)
+        if state.initialized:
+            check_model(state, self._member.manifest)
+            check_cut(state, self._member.manifests)
+        return state.fragments
 
     def _require_open(self) -> None:
         if self._closed:

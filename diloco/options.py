@@ -10,7 +10,7 @@ from torch import nn
 
 from diloco.agent.config import IslandSettings, default_node
 from diloco.fragment import trainable
-from diloco.schema import DEFAULT_SYNC_TIMEOUT_S, CodecName, Slot
+from diloco.schema import DEFAULT_SYNC_TIMEOUT_S, MAX_FRAGMENTS, CodecName, Slot
 from service.errors import ConfigError, InputError
 from service.settings import PeerSettings, Url, Urls
 from sidecar.schema import Name
@@ -38,6 +38,7 @@ class IslandOptions(PeerSettings):
     slot: Slot | None = None
     sync_every: int | None = Field(default=None, ge=1)
     overlap_steps: int = Field(default=0, ge=0)
+    fragments: int | None = Field(default=None, ge=1, le=MAX_FRAGMENTS)
     codec: CodecName = "fp32"
     timeout_s: float = Field(default=DEFAULT_SYNC_TIMEOUT_S, gt=0, le=86_400)
     name: Name = Field(default_factory=default_node)
@@ -47,6 +48,8 @@ class IslandOptions(PeerSettings):
         if self.controller is not None:
             if self.sync_every is not None or self.overlap_steps:
                 raise ValueError("the controller says when to sync and how: leave out sync_every and overlap_steps")
+            if self.fragments is not None:
+                raise ValueError("fragments is the controller's to say: give it there (--num-fragments)")
             return self
         for argument, value, example in (
             ("synchronizer", self.synchronizer, "its URL, such as http://127.0.0.1:9600"),

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from diloco.schema import TRAINER_BEAT_S, TRAINER_GLOB, TrainerPhase, TrainerRecord, encode_trainer
+from diloco.trainer_schema import TRAINER_BEAT_S, TRAINER_GLOB, TrainerPhase, TrainerRecord, encode_trainer
 
 logger = logging.getLogger(__name__)
 

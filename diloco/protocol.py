@@ -51,6 +51,14 @@ class VaultPlace(Wire):
     """Generations are numbered from there on: above all that there were."""
 
 
+class StandbyNeeds(Wire):
+    """What a worker in reserve prepares beside its own modules."""
+
+    modules: tuple[str, ...] = ()
+    corpus: tuple[Path, ...] | None = None
+    """Text files to read; none named: Python's own library. None: nothing."""
+
+
 class WorkerConfig(Wire):
     """Everything that a rank worker needs to start, or to go on after a restart."""
 

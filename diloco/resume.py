@@ -4,6 +4,7 @@ what is under way. Tensors and plain values only, so that ``torch.load(..., weig
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,16 +14,18 @@ from diloco.digest import sha256
 from diloco.feedback import Encoded
 from diloco.fragment import wire_bytes
 from diloco.island import Contribution, Island
-from diloco.schema import FragmentState
+from diloco.schema import Applied, FragmentState
 from service.errors import InputError
 
-STATE_FORMAT = 1
+STATE_FORMAT = 2
+"""Of what `diloco.Island` saves. Format 1 had one fragment, under ``member``."""
 
 
 def island_state(island: Island) -> dict[str, Any]:
     """A copy; the module itself is not in it."""
     return {
         "version": island.version,
+        "run": island.run,
         "global": island.global_flat.clone(),
         "steps_since_sync": island.steps_since_sync,
         "tokens_since_sync": island.tokens_since_sync,
@@ -33,7 +36,7 @@ def island_state(island: Island) -> dict[str, Any]:
 
 def restore_island(island: Island, state: dict[str, Any]) -> None:
     """Go on from there; whoever calls has seen that the sizes are those of the module."""
-    island.version = state["version"]
+    island.version, island.run = state["version"], state.get("run")
     island.global_flat.copy_(state["global"])
     island.steps_since_sync = state["steps_since_sync"]
     island.tokens_since_sync = state["tokens_since_sync"]
@@ -46,17 +49,26 @@ def restore_island(island: Island, state: dict[str, Any]) -> None:
 def continues(state: dict[str, Any], run: FragmentState | None, *, slot: int) -> bool:
     """Whether the run is still where the state can go on from without counting progress twice.
 
-    That is: at the same global parameters, with no other contribution of the slot in the open round, or at those which
-    the state's own contribution is in. Otherwise nobody knows whether progress of the state is in it already. A run
-    that is behind takes all progress there is.
+    That is: at the same global parameters, with no other contribution of the slot in the open round, or at those after
+    the round that took the state's own contribution, with no later one of the slot in them. Otherwise nobody knows
+    whether progress of the state is in it already. A run that is behind takes all progress there is.
     """
     if run is None or run.version < state["version"]:
         return True
+    if run.run is not None and state.get("run") not in {None, run.run}:
+        return False
     accepted = state["accepted"]
     if run.version == state["version"]:
         is_same = run.digest == sha256(wire_bytes(state["global"].contiguous())).hex()
         return is_same and not _holds_another(run, accepted, slot=slot)
-    return accepted is not None and run.version == accepted["in_round"] + 1 == state["version"] + 1
+    is_next = accepted is not None and run.version == accepted["in_round"] + 1 == state["version"] + 1
+    return is_next and not _has_later(run.applied, state)
+
+
+def _has_later(applied: Applied | None, state: dict[str, Any]) -> bool:
+    """Whether the parameters have a contribution of the slot in them that the state does not know of."""
+    known = state["accepted"].get("digest")
+    return applied is not None and known is not None and applied.into >= state["version"] and applied.digest != known
 
 
 def _holds_another(run: FragmentState, accepted: dict[str, Any] | None, *, slot: int) -> bool:
@@ -65,13 +77,15 @@ def _holds_another(run: FragmentState, accepted: dict[str, Any] | None, *, slot:
     return any(entry.slot == slot and entry.tokens > known for entry in run.open_round.contributions)
 
 
-def check_state(state: dict[str, Any], *, slot: int, num_values: int) -> None:
-    """See that a state is one of this slot and of a module of this size.
+def fragment_states(state: dict[str, Any], *, slot: int, num_values: Sequence[int]) -> list[dict[str, Any]]:
+    """What `island_state` returned of each fragment, in a state that is one of this slot and of this module.
+
+    ``num_values`` are the elements of the fragments here.
 
     Raises:
-        InputError: it is not.
+        InputError: it is another slot's or module's, of other fragments, or no state.
     """
-    if state.get("format") != STATE_FORMAT:
+    if state.get("format") not in (1, STATE_FORMAT):
         raise InputError("is not what state_dict returns", field="state", remedy="give that of an Island")
     if state["slot"] != slot:
         raise InputError(
@@ -79,11 +93,22 @@ def check_state(state: dict[str, Any], *, slot: int, num_values: int) -> None:
             field="state",
             remedy="give each slot its own state, or make the Island with the slot of the state",
         )
-    its = state["member"]["global"].numel()
-    if its != num_values:
+    # Format 1 knew one fragment, which is the whole model.
+    states: list[dict[str, Any]] = [state["member"]] if state["format"] == 1 else state["fragments"]
+    theirs = [each["global"].numel() for each in states]
+    if sum(theirs) != sum(num_values):
         raise InputError(
-            f"has {its} parameters, the module has {num_values}", field="state", remedy="build the module as it was"
+            f"has {sum(theirs)} parameters, the module has {sum(num_values)}",
+            field="state",
+            remedy="build the module as it was",
         )
+    if theirs != list(num_values):
+        raise InputError(
+            f"has {len(theirs)} fragments of {theirs} parameters, the run has {list(num_values)}",
+            field="state",
+            remedy="give it to an island of the run that it is of",
+        )
+    return states
 
 
 def random_state() -> dict[str, Any]:
@@ -103,6 +128,7 @@ def _contribution_state(contribution: Contribution) -> dict[str, Any]:
     return {
         "round": contribution.round,
         "in_round": contribution.in_round,
+        "digest": contribution.digest,
         "local": contribution.local.clone(),
         "inner_steps": contribution.inner_steps,
         "tokens": contribution.tokens,
@@ -118,6 +144,7 @@ def _contribution(state: dict[str, Any]) -> Contribution:
     return Contribution(
         round=state["round"],
         into=state["in_round"],
+        digest=state.get("digest"),
         local=state["local"].clone(),
         payload=payload,
         encoded=None if left_out is None else _encoded(payload, left_out.clone()),

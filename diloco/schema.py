@@ -4,14 +4,22 @@ Parameters travel as raw little-endian fp32 bytes in the order of the `Manifest`
 encoded (``codec=``, see `CodecName` and `diloco.codec`): as fp32 it carries the island's local parameters l, not the
 pseudo-gradient g - l, for fp32 cannot hold g - l exactly, and the synchronizer has g anyway. With every other codec it
 carries g - l. Sizes, ranges and digests are those of the encoded bytes.
-Each chunk carries ``Content-Range`` and ``Content-Digest`` (RFC 9530, sha-256), the whole carries ``Repr-Digest``.
+Each chunk carries ``Content-Range``, the whole carries ``Repr-Digest`` (RFC 9530, sha-256), which every chunk repeats.
+Chunks carry a ``Content-Digest`` of their own but where the other side says ``Want-Content-Digest: sha-256=0``: the
+synchronizer in its answers to an upload, of all chunks but the first; an island when it pulls whole parameters.
 Uploads continue at ``received_bytes`` of the last answer, which may lie before or behind the chunk just sent.
 
 | ``PUT /v1/fragments/0`` | initial offer of the parameters of all fragments, see `InitReply` |
 | ``PUT /v1/rounds/{round}/fragments/{f}/contributions/{slot}?epoch=&tokens=&codec=`` | see `ChunkReply` |
 | ``HEAD /v1/fragments/{f}?after_version=&wait_s=`` | long poll: 200 and `VERSION_HEADER`, or 204 |
-| ``GET /v1/fragments/{f}?version=&base_version=`` with ``Range`` | bytes of the global parameters |
+| ``GET /v1/fragments/{f}?version=&base_version=&slot=`` with ``Range`` | bytes of the global parameters |
 | ``GET /v1/state?slot=&round=&fragment=`` | `OuterState`; with slot and round from an island that comes to contribute |
+
+A run has an identity, made with it and kept with each of its generations. `RUN_HEADER` of a download and the state of
+a fragment say it; a contribution may say which run it is for (``run=``), and is refused by another one. What a slot
+contributed last of all that is in a generation, `Applied`, is kept with it for ever: one record per slot. A download
+with ``slot=`` says that slot's in `APPLIED_HEADER`. So an island knows, and not from the version alone, whether its
+contribution was applied; and one that is sent again is known again, however long ago it was applied.
 
 A round here is a fragment's own: the version of the fragment when it opens. Everywhere else rounds are numbered through
 the run, of which each syncs one of F fragments in turn: round R of the run is round R div F of the fragment R mod F
@@ -31,14 +39,11 @@ may state the quorum that its round was directed to, so one with ``quorum=1`` cl
 slot for good. What is refused is what no healthy island sends: see the bounds here and on the fields.
 
 Beside a server a trainer also says what it does at this moment, in a file of its own in the gate's folder: see
-`TrainerRecord`.
+`diloco.trainer_schema`.
 """
 
 from __future__ import annotations
 
-import struct
-import zlib
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -55,6 +60,10 @@ VERSION_HEADER = "X-Wadiloco-Version"
 
 CODECS_HEADER = "X-Wadiloco-Codecs"
 """Codecs of the deltas in an answer, in the order in which they apply; absent where it is the parameters themselves."""
+RUN_HEADER = "X-Wadiloco-Run"
+"""Identity of the run that the global parameters belong to."""
+APPLIED_HEADER = "X-Wadiloco-Applied"
+"""The slot's `Applied` in them, as ``round,into,digest``; empty where there is none, absent where no slot asked."""
 RESULT_HEADER = "X-Wadiloco-Result-Digest"
 """sha-256 of the parameters after the deltas of an answer, in the form of ``Repr-Digest``."""
 
@@ -223,6 +232,17 @@ class Manifest(Wire):
     tensors: tuple[TensorSpec, ...] = Field(min_length=1)
 
 
+class Applied(Wire):
+    """A contribution that is in the global parameters."""
+
+    round: Count
+    """Version that it was against."""
+    into: Count
+    """Round that took it: the version after that is the first which it is in."""
+    digest: str = Field(pattern="^[0-9a-f]{64}$")
+    """sha-256 of its encoded bytes."""
+
+
 class InitReply(Wire):
     """Answer to the offer of initial parameters (``PUT /v1/fragments/0``) or to one chunk of it.
 
@@ -236,6 +256,8 @@ class InitReply(Wire):
     received_bytes: Count = 0
     complete: bool = True
     """False while chunks of the offer are missing."""
+    run: str | None = None
+    """Identity of the run, once there is one; None of an older version."""
 
 
 class ChunkReply(Wire):
@@ -251,6 +273,8 @@ class ChunkReply(Wire):
     staleness: int = Field(default=0, ge=0, le=MAX_STALENESS)
     """How many versions after its own that round is."""
     staleness_weight: float | None = Field(default=None, ge=0, le=1)
+    digest: str | None = None
+    """sha-256 of the complete contribution, hex, as `Applied` names it; None of an older version."""
 
 
 class ContributionState(Wire):
@@ -295,6 +319,10 @@ class FragmentState(Wire):
     digest: str
     """sha-256 of the global parameters as published, hex: equal on all islands after they adopted this version."""
     open_round: RoundState
+    run: str | None = None
+    """Identity of the run; None of an older version."""
+    applied: Applied | None = None
+    """What the slot that asked contributed last of all that is in this version; None also where nobody asked."""
 
 
 class OuterState(Wire):
@@ -304,6 +332,8 @@ class OuterState(Wire):
     quorum: int
     outer_lr: float
     outer_momentum: float
+    outer_delay: int = 1
+    """Outer steps for one of the momentum."""
     max_staleness: int = 0
     """Versions that a contribution may be behind."""
     pull_codec: CodecName = "fp32"
@@ -414,91 +444,3 @@ class AgentStatus(Wire):
     """Workers that wait for a death."""
     unacknowledged_syncs: Count
     """Sync reports that the controller has not confirmed yet."""
-
-
-TRAINER_GLOB = "trainer-*.phase"
-"""One file per trainer, in the folder of the gate."""
-TRAINER_BEAT_S = 0.2
-"""Longest time between two writes of a living trainer."""
-TRAINER_MAGIC = b"WDLTRNR\x01"
-_TRAINER = struct.Struct("<8sQQQQQIHH")
-_CRC = struct.Struct("<I")
-TRAINER_BYTES = _TRAINER.size + _CRC.size
-
-
-class TrainerPhase(StrEnum):
-    """What a trainer does to the server beside it."""
-
-    NONE = "none"
-    """Waits for the server, is paused, or does not train yet."""
-    INNER = "inner"
-    SYNC = "sync"
-    """From the order to sync until the new global parameters are applied."""
-
-
-TRAINER_PHASES = tuple(TrainerPhase)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerRecord:
-    """What one trainer has done until ``at_ns`` (``CLOCK_MONOTONIC``, which all processes of a host share).
-
-    Little-endian, fixed size, written in one piece with a sequence number and a CRC: a reader that meets a half-written
-    record sees that the CRC does not match, and reads again. The times are totals, so that whoever reads now and then
-    takes their difference and misses nothing.
-    """
-
-    sequence: int
-    at_ns: int
-    """Also the heartbeat: written at least every `TRAINER_BEAT_S`."""
-    none_ns: int = 0
-    inner_ns: int = 0
-    sync_ns: int = 0
-    pid: int = 0
-    slot: int = 0
-    phase: TrainerPhase = TrainerPhase.NONE
-    """At ``at_ns``."""
-
-    def spent_ns(self, phase: TrainerPhase) -> int:
-        return {TrainerPhase.NONE: self.none_ns, TrainerPhase.INNER: self.inner_ns, TrainerPhase.SYNC: self.sync_ns}[
-            phase
-        ]
-
-
-def encode_trainer(record: TrainerRecord) -> bytes:
-    """`TRAINER_BYTES` bytes.
-
-    Raises:
-        struct.error: a field is not within its range.
-    """
-    body = _TRAINER.pack(
-        TRAINER_MAGIC,
-        record.sequence,
-        record.at_ns,
-        record.none_ns,
-        record.inner_ns,
-        record.sync_ns,
-        record.pid,
-        record.slot,
-        TRAINER_PHASES.index(record.phase),
-    )
-    return body + _CRC.pack(zlib.crc32(body))
-
-
-def decode_trainer(raw: bytes) -> TrainerRecord | None:
-    """The record; None when it is torn, damaged, or of another version."""
-    if len(raw) != TRAINER_BYTES or zlib.crc32(raw[:-4]) != _CRC.unpack_from(raw, TRAINER_BYTES - 4)[0]:
-        return None
-    magic, sequence, at_ns, none_ns, inner_ns, sync_ns, pid, slot, phase = _TRAINER.unpack_from(raw)
-    if magic != TRAINER_MAGIC or phase >= len(TRAINER_PHASES):
-        return None
-    return TrainerRecord(
-        sequence=sequence,
-        at_ns=at_ns,
-        none_ns=none_ns,
-        inner_ns=inner_ns,
-        sync_ns=sync_ns,
-        pid=pid,
-        slot=slot,
-        phase=TRAINER_PHASES[phase],
-    )

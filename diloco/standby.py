@@ -7,26 +7,33 @@ keeps its own and becomes the worker. The end of stdin means that the agent is g
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
 import threading
 
+from diloco.protocol import StandbyNeeds
 from diloco.scheduling import become_idle
+from service.errors import InputError
 
 
-def prepare(modules: list[str]) -> None:
-    """Import the worker and take one step of a tiny model, so that nothing is left to be loaded."""
+def prepare(needs: StandbyNeeds) -> None:
+    """Import the worker, take one step of a tiny model and read the data, so that nothing is left to be loaded."""
     become_idle()
     worker = importlib.import_module("diloco.worker")
-    for name in modules:
+    for name in needs.modules:
         importlib.import_module(name)
     worker.warm_up()
+    if needs.corpus is not None:
+        # What cannot be read is for the worker to tell, if it comes to that.
+        with contextlib.suppress(InputError):
+            importlib.import_module("diloco.data").read_ahead(needs.corpus)
 
 
 def main() -> int:
     """Prepare, say so, and be the worker that the next line on stdin describes."""
-    thread = threading.Thread(target=prepare, args=(sys.argv[1:],), name="prepare")
+    thread = threading.Thread(target=prepare, args=(StandbyNeeds.model_validate_json(sys.argv[1]),), name="prepare")
     thread.start()
     thread.join()
     from diloco import worker  # torch, which the thread has loaded

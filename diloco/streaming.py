@@ -17,15 +17,17 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from diloco.applied import Pulled
 from diloco.boundary import Boundary
 from diloco.codec import CODECS, Codec
 from diloco.errors import ManifestError
-from diloco.exchange import Exchange, Pending, Syncs, Tally
+from diloco.exchange import Exchange
 from diloco.fragment import manifest_of
 from diloco.island import Capture, Contribution, Island
 from diloco.partition import cut, joined
 from diloco.protocol import SyncCommand
 from diloco.schema import FragmentState, InitReply, Manifest, OuterState, SyncOutcome, SyncReport
+from diloco.syncs import Pending, Syncs, Tally
 from diloco.transport import SynchronizerClient, check_cut, check_model
 from diloco.turns import next_round, place_of
 
@@ -137,7 +139,10 @@ class StreamingExchange(Syncs):
         while not (state := self._client.state(deadline_s=deadline_s)).initialized:
             self._cut(num_fragments or 1)
             try:
-                if self._offer(deadline_s).accepted:
+                reply = self._offer(deadline_s)
+                if reply.accepted:
+                    for exchange in self._exchanges:
+                        exchange.begun(reply)
                     return
             except ManifestError:
                 # Another island began the run meanwhile: what differs, the state says.
@@ -179,6 +184,11 @@ class StreamingExchange(Syncs):
         for index, exchange in enumerate(exchanges):
             exchange.before_push = partial(self._before_push, index)
 
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """Of the fragments, in order."""
+        return self._exchanges
+
     def meet_at(self, boundary: Boundary) -> None:
         super().meet_at(boundary)
         for exchange in self._exchanges:
@@ -197,11 +207,11 @@ class StreamingExchange(Syncs):
         number = self._island.version if command.round is None else command.round
         return place_of(number, self._island.num_fragments).fragment
 
-    def await_end(self, pending: Pending) -> int:
+    def await_end(self, pending: Pending) -> Pulled:
         return self._exchanges[pending.tally.fragment].await_end(pending)
 
-    def _take_end(self, pending: Pending, version: int) -> None:
-        self._exchanges[pending.tally.fragment]._take_end(pending, version)
+    def _take_end(self, pending: Pending, pulled: Pulled) -> SyncOutcome:
+        return self._exchanges[pending.tally.fragment]._take_end(pending, pulled)
 
     def _start_over(self) -> None:
         self._island.start_over()
@@ -277,6 +287,7 @@ class StreamingExchange(Syncs):
                 fragment=index,
                 begin_run=self._begin_run,
                 check=self._check,
+                whole=lambda: self._island.manifest,
             )
             for index, fragment in enumerate(self._island.fragments)
         )

@@ -42,8 +42,11 @@ KIND_BYTES: Mapping[Kind, int] = {"F32": FP32_BYTES, "U8": 1}
 
 def header_bytes(tensors: Layout, metadata: Mapping[str, str], *, kind: Kind = "F32", encoded: Layout = ()) -> bytes:
     """Everything before the data of a file that holds these tensors, one after another, and then the encoded ones."""
-    header = {METADATA_KEY: dict(metadata)} | entries(tensors, kind=kind, encoded=encoded)
-    text = json.dumps(header, separators=(",", ":")).encode()
+    return _header_bytes(metadata, entries(tensors, kind=kind, encoded=encoded))
+
+
+def _header_bytes(metadata: Mapping[str, str], tensors: Mapping[str, Any]) -> bytes:
+    text = json.dumps({METADATA_KEY: dict(metadata), **tensors}, separators=(",", ":")).encode()
     text += b" " * (-(LENGTH.size + len(text)) % ALIGNMENT)
     return LENGTH.pack(len(text)) + text
 
@@ -102,6 +105,11 @@ def parse_header(data: bytes) -> Header:
     except (ValueError, KeyError, AttributeError, RecursionError) as exc:
         raise InputError("is not a safetensors file with metadata", field="body") from exc
     return Header(end, texts, header)
+
+
+def reheaded(header: Header, metadata: Mapping[str, str]) -> bytes:
+    """A header like that, of the same tensors, with other metadata."""
+    return _header_bytes(metadata, header.tensors)
 
 
 class Offer(NamedTuple):

@@ -13,27 +13,27 @@ import random
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import ceil
 from typing import Any, NoReturn, Self, TypeVar
 
 import httpx
-import torch
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
+from diloco.applied import Pulled
 from diloco.codec import new_bytes
-from diloco.delta import apply_chain, chain_bytes, parse_chain
+from diloco.delta import chain_bytes, parse_chain
 from diloco.digest import (
+    NOT_WANTED,
+    WANT_CONTENT_DIGEST,
     ByteRange,
     format_content_range,
     format_digest,
-    parse_content_range,
-    parse_digest,
     sha256,
-    verify_digest,
+    sha256_of_start,
 )
 from diloco.errors import (
+    AnotherRunError,
     FencedError,
     ManifestError,
     NotInitializedError,
@@ -43,12 +43,12 @@ from diloco.errors import (
     VersionGoneError,
 )
 from diloco.fragment import first_difference, wire_bytes
+from diloco.incoming import Held, Incoming
 from diloco.lull import Lulls, longest_wait_s
 from diloco.partition import check_fragments, cut
 from diloco.schema import (
     CHUNK_BYTES,
     CODECS_HEADER,
-    RESULT_HEADER,
     VERSION_HEADER,
     ChunkReply,
     CodecName,
@@ -56,6 +56,7 @@ from diloco.schema import (
     Manifest,
     OuterState,
 )
+from diloco.stages import STAGES, Stage
 from diloco.tensorfile import offer_header
 from service.client import explain_response
 from service.errors import ConfigError, ConflictError, InputError, UnavailableError
@@ -73,7 +74,7 @@ VERSION_ERRORS: Mapping[str, type[VersionError]] = {
     kind.__name__: kind for kind in (RoundClosedError, VersionGoneError)
 }
 CONFLICT_ERRORS: Mapping[str, type[ConflictError]] = {
-    kind.__name__: kind for kind in (NotInitializedError, FencedError, ManifestError)
+    kind.__name__: kind for kind in (NotInitializedError, AnotherRunError, FencedError, ManifestError)
 }
 
 M = TypeVar("M", bound=BaseModel)
@@ -121,12 +122,12 @@ class SynchronizerClient:
         self._cancelled.set()
 
     def state(self, *, deadline_s: float, slot: int | None = None, coming_to: int | None = None) -> OuterState:
-        """What the synchronizer says of itself.
+        """What the synchronizer says of itself, and to a slot of what it contributed last.
 
         An island that comes to contribute to a round says so: if the round has closed, that tells how late it is.
         """
-        comes = slot is not None and coming_to is not None
-        params = {"slot": slot, "round": coming_to, "fragment": self._index} if comes else {}
+        known = {"slot": slot, "round": coming_to}
+        params = {"fragment": self._index} | {name: value for name, value in known.items() if value is not None}
         response = self._request("GET", "/v1/state", deadline_s=deadline_s, params=params)
         return _parse(OuterState, response)
 
@@ -161,6 +162,7 @@ class SynchronizerClient:
         expected: int | None = None,
         close_by_s: float | None = None,
         codec: CodecName = "fp32",
+        run: str | None = None,
     ) -> ChunkReply:
         """Contribute to a round; returns once the contribution is verified and on the synchronizer's disk.
 
@@ -169,15 +171,17 @@ class SynchronizerClient:
         With ``quorum`` the round closes when so many contributions are in, if the settings ask for no fewer, and no
         more than ``expected`` islands are waited for. It closes at the Unix time ``close_by_s`` at the latest: each
         chunk says how long that is away, and the last one counts, so that a long upload does not put it off.
+        With ``run`` no other run takes it.
 
         Raises:
+            AnotherRunError: the synchronizer holds another run.
             RoundClosedError: the round is not open (any more); carries the current version. A synchronizer that takes
                 stale contributions raises it only for one that is too stale, or whose slot's progress it has.
             FencedError: a newer epoch holds the slot.
             UnavailableError: the deadline passed.
         """
         path = f"/v1/rounds/{round}/{self._contributions}/{slot}"
-        stated = {"quorum": quorum, "expected": expected}
+        stated = {"quorum": quorum, "expected": expected, "run": run}
         known = {name: value for name, value in stated.items() if value is not None}
         params: dict[str, float | str] = {"epoch": epoch, "tokens": tokens, "codec": codec, **known}
         return self._upload(
@@ -208,9 +212,15 @@ class SynchronizerClient:
 
         ``out`` may hold a mixture while this runs and after an error.
         """
+        return self.fetch(version, out, deadline_s=deadline_s, held=held).version
+
+    def fetch(
+        self, version: int, out: Tensor, *, deadline_s: float, held: Held | None = None, slot: int | None = None
+    ) -> Pulled:
+        """As `pull`; also tells of which run they are, and what of a slot's contributions is in them."""
         while True:
             try:
-                self._pull_generation(version, out, held, deadline_s=deadline_s)
+                incoming = self._pull_generation(version, out, held, slot, deadline_s=deadline_s)
             except VersionGoneError as gone:
                 if gone.version == version:
                     raise
@@ -220,23 +230,30 @@ class SynchronizerClient:
                 held = None
                 logger.error("%s, reading them whole version=%d", exc, version)  # noqa: TRY400
             else:
-                return version
+                return Pulled(version, incoming.run, incoming.applied)
 
-    def _pull_generation(self, version: int, out: Tensor, held: Held | None, *, deadline_s: float) -> None:
-        params = {"version": version} | ({} if held is None else {"base_version": held.version})
+    def _pull_generation(
+        self, version: int, out: Tensor, held: Held | None, slot: int | None, *, deadline_s: float
+    ) -> Incoming:
+        said = {"version": version, "base_version": None if held is None else held.version, "slot": slot}
+        params = {name: value for name, value in said.items() if value is not None}
         incoming: Incoming | None = None
         num_bytes_at_most = len(wire_bytes(out))
         start = 0
         while incoming is None or start < len(incoming.buffer):
             num_bytes = len(incoming.buffer) if incoming is not None else num_bytes_at_most
             began_s = self._await_lull(left_bytes=num_bytes - start, in_time_s=deadline_s)
-            response = self._request(
-                "GET",
-                self._fragment,
-                deadline_s=deadline_s,
-                params=params,
-                headers={"Range": f"bytes={start}-{start + CHUNK_BYTES - 1}"},
-            )
+            with STAGES.of(Stage.RECEIVE):
+                response = self._request(
+                    "GET",
+                    self._fragment,
+                    deadline_s=deadline_s,
+                    params=params,
+                    headers={
+                        "Range": f"bytes={start}-{start + CHUNK_BYTES - 1}",
+                        WANT_CONTENT_DIGEST: NOT_WANTED,
+                    },
+                )
             self._chunk_s = time.monotonic() - began_s
             data = response.content
             self.bytes_pulled += len(data)
@@ -248,6 +265,7 @@ class SynchronizerClient:
             incoming.take(data, response.headers, start=start)
             start += len(data)
         incoming.complete(out, held)
+        return incoming
 
     def _make_room(self, codecs: tuple[CodecName, ...], out: Tensor) -> Incoming:
         """Where an answer of that kind goes: the parameters into ``out``, deltas into memory that is kept for them."""
@@ -270,8 +288,10 @@ class SynchronizerClient:
     ) -> R:
         """Send what the synchronizer lacks, chunk by chunk, until it says that the whole is complete."""
         total = sum(len(piece) for piece in pieces)
-        whole_digest = format_digest(sha256(*pieces))
+        with STAGES.of(Stage.DIGEST):
+            start_digest, whole_digest = (format_digest(each) for each in sha256_of_start(pieces, CHUNK_BYTES))
         start = 0
+        is_wanted = True  # the first one, by those who do not say
         backoff = Backoff()
         now_s = time.time()
         # What comes after an upload needs its time too.
@@ -285,15 +305,21 @@ class SynchronizerClient:
             headers = {
                 "Content-Type": "application/octet-stream",
                 "Content-Range": format_content_range(part),
-                "Content-Digest": format_digest(sha256(chunk)),
                 "Repr-Digest": whole_digest,
             }
+            if start == 0:
+                headers["Content-Digest"] = start_digest
+            elif is_wanted:
+                with STAGES.of(Stage.DIGEST):
+                    headers["Content-Digest"] = format_digest(sha256(chunk))
             began_s = self._await_lull(left_bytes=total - start, in_time_s=in_time_s)
             left = {} if close_by_s is None else {"closes_in_s": max(close_by_s - time.time(), 0.0)}
-            response = self._request(
-                "PUT", path, deadline_s=deadline_s, params={**params, **left}, headers=headers, content=chunk
-            )
+            with STAGES.of(Stage.SEND):
+                response = self._request(
+                    "PUT", path, deadline_s=deadline_s, params={**params, **left}, headers=headers, content=chunk
+                )
             self._chunk_s = time.monotonic() - began_s
+            is_wanted = response.headers.get(WANT_CONTENT_DIGEST) != NOT_WANTED
             reply = _parse(reply_model, response)
             if reply.complete:
                 return reply
@@ -360,55 +386,6 @@ def check_cut(state: OuterState, fragments: Sequence[Manifest]) -> None:
     if None in num_tensors:  # by a version that has one fragment, which is all
         num_tensors = [len(state.manifest.tensors) if state.manifest is not None else 0]
     check_fragments(fragments, [number for number in num_tensors if number is not None])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """Global parameters that an island has."""
-
-    version: int
-    parameters: Tensor  # (parameters,) fp32
-
-
-@dataclass(slots=True, kw_only=True)
-class Incoming:
-    """A download: the parameters themselves, or deltas."""
-
-    codecs: tuple[CodecName, ...]
-    """Of the deltas; none where it is the parameters."""
-    buffer: memoryview
-    _digest: str | None = None
-
-    def take(self, data: bytes, headers: httpx.Headers, *, start: int) -> None:
-        """Take the chunk that begins at ``start``."""
-        part = parse_content_range(headers.get("Content-Range"), length=len(data))
-        if (part.start, part.total) != (start, len(self.buffer)) or not data:
-            raise InputError(
-                f"global parameters have {part.total} bytes, this model's have {len(self.buffer)}",
-                field="manifest",
-                remedy="run every island with the same model",
-            )
-        verify_digest(data, headers.get("Content-Digest"))
-        self.buffer[start : part.stop] = data
-        self._digest = headers.get(RESULT_HEADER if self.codecs else "Repr-Digest")
-
-    def complete(self, out: Tensor, held: Held | None) -> None:
-        """Check that ``out`` is what it has to be, after moving it there along the deltas.
-
-        Raises:
-            StateMismatchError: the deltas lead elsewhere.
-        """
-        if not self.codecs:
-            verify_digest(self.buffer, self._digest, field="Repr-Digest")
-            return
-        if held is None:
-            raise InputError("answers with deltas that nobody asked for", field="synchronizer")
-        apply_chain(torch.frombuffer(self.buffer, dtype=torch.uint8), self.codecs, out.copy_(held.parameters))
-        if sha256(wire_bytes(out)) != parse_digest(self._digest, field=RESULT_HEADER):
-            raise StateMismatchError(
-                f"deltas from version {held.version} do not lead to the parameters that the synchronizer has",
-                field=RESULT_HEADER,
-            )
 
 
 class Backoff:

@@ -70,9 +70,10 @@ from diloco.safepoint import (
 )
 from diloco.scalars import open_scalars
 from diloco.scheduling import become_idle, lower_session, pin_to
-from diloco.schema import Phase, Progress, Rung, SyncOutcome, SyncReport, TrainerPhase
+from diloco.schema import Phase, Progress, Rung, SyncOutcome, SyncReport
 from diloco.streaming import StreamingExchange, StreamingIsland
 from diloco.team import Action, RankTeam, Team
+from diloco.trainer_schema import TrainerPhase
 from diloco.transport import SynchronizerClient
 from diloco.vault.contents import HotState
 from diloco.vault.guard import Guard

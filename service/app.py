@@ -242,13 +242,16 @@ class BodyUntilExit:
             return
         complete = False
         due_s = time.monotonic() + BODY_DEADLINE_S
+        exit_wait: asyncio.Task[bool] | None = None
 
         async def receive_until_exit() -> Message:
-            nonlocal complete
+            nonlocal complete, exit_wait
             if complete:
                 return await receive()
             wait_s = min(BODY_IDLE_S, due_s - time.monotonic())
-            message = await _unless_set(tasks.exit, receive(), wait_s=max(0.0, wait_s))
+            # One for all messages: there are hundreds in a large body.
+            exit_wait = exit_wait or asyncio.create_task(tasks.exit.wait())
+            message = await _unless_done(exit_wait, receive(), wait_s=max(0.0, wait_s))
             if message is None and tasks.exit.is_set():
                 raise HTTPException(503, "the process ends, and the body has not arrived")
             if message is None:
@@ -256,19 +259,34 @@ class BodyUntilExit:
             complete = not message.get("more_body", False)
             return message
 
-        with contextlib.suppress(ClientDisconnect):
-            await self._app(scope, receive_until_exit, send)
+        try:
+            with contextlib.suppress(ClientDisconnect):
+                await self._app(scope, receive_until_exit, send)
+        finally:
+            if exit_wait is not None:
+                exit_wait.cancel()
 
 
-async def _unless_set(event: asyncio.Event, message: Awaitable[Message], *, wait_s: float) -> Message | None:
-    """The message, or None when the event is set, or the time is over, before it comes."""
-    waits = (asyncio.ensure_future(message), asyncio.create_task(event.wait()))
+async def _unless_done(end: asyncio.Task[bool], message: Awaitable[Message], *, wait_s: float) -> Message | None:
+    """The message, or None when the task ends, or the time is over, before it comes."""
+    bound = asyncio.timeout(wait_s)
+
+    is_waiting = True
+
+    def give_up(_: asyncio.Task[bool]) -> None:
+        if is_waiting:
+            bound.reschedule(0.0)
+
     try:
-        await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-        return waits[0].result() if waits[0].done() else None
-    finally:
-        for wait in waits:
-            wait.cancel()
+        async with bound:
+            end.add_done_callback(give_up)
+            try:
+                return await message
+            finally:
+                end.remove_done_callback(give_up)
+                is_waiting = False  # it may have been called already, for the next turn of the loop
+    except TimeoutError:
+        return None
 
 
 class BodyLimit:

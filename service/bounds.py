@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 HEAD_DEADLINE_S = 20.0
 STALLED_S = 30.0
+BODY_BUFFER_BYTES = 1 << 20
+"""Of a body that the application has not taken yet, per connection. At uvicorn's 64 KiB the other end is stopped and
+woken for every piece that arrives."""
 _ACKED, _ACKED_AT = struct.Struct("=Q"), 120
 """Where Linux has ``tcpi_bytes_acked`` in its ``struct tcp_info``; older kernels end before it."""
 
@@ -164,5 +167,13 @@ def _quick_protocol() -> type[Bounds]:
 
     class BoundedHttpTools(Bounds, HttpToolsProtocol):
         """HTTP in C."""
+
+        def on_body(self, body: bytes) -> None:
+            is_plain = not self.parser.should_upgrade() and not self.cycle.response_complete
+            if is_plain and len(self.cycle.body) + len(body) <= BODY_BUFFER_BYTES:
+                self.cycle.body += body
+                self.cycle.message_event.set()
+            else:
+                super().on_body(body)
 
     return BoundedHttpTools

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from diloco.schema import TRAINER_BYTES, TRAINER_GLOB, TrainerPhase, TrainerRecord, decode_trainer
+from diloco.trainer_schema import TRAINER_BYTES, TRAINER_GLOB, TrainerPhase, TrainerRecord, decode_trainer
 from sidecar.calibrator import Phase
 from sidecar.schema import TrainerStatus
 from sidecar.vllm_plugin.files import open_regular

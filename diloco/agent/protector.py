@@ -67,7 +67,7 @@ class Protector:
         self._failed_restores = 0
         self._has_restored = False
         self._last_sign_s: float | None = None
-        self._step = 0
+        self.step = 0
         """Of the last sign of life."""
 
     @property
@@ -150,15 +150,15 @@ class Protector:
                 self._note_protection(event)
             case RestoredEvent() if rank == 0:
                 self._has_restored, self._failed_restores = True, 0
-                self._state.restart_book.restored(event)
-                if event.refused:
+                if event.refused and self._state.restart_book.is_open:
                     logger.warning("snapshots refused reasons=%s", "; ".join(event.refused))
+                self._state.restart_book.restored(event)
             case ProgressEvent() if rank == 0:
-                self._step = event.progress.step
+                self.step = event.progress.step
                 if self._state.restart_book.trained(event.progress) is not None:
                     self._state.changed.set()
             case AliveEvent() if rank == 0:
-                self._step = max(self._step, event.step)
+                self.step = max(self.step, event.step)
             case _:
                 pass
         return None
@@ -188,7 +188,7 @@ class Protector:
             rank=rank,
             last_sign_s=self._last_sign_s,
             progress=self._state.progress,
-            step=max(self._step, newest.step if newest is not None else 0),
+            step=max(self.step, newest.step if newest is not None else 0),
         )
 
     def explain(self, exits: Sequence[Exit], rank: int, message: str) -> None:

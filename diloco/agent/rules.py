@@ -129,6 +129,9 @@ def rank_threads(threads: int, *, rank: int, num_ranks: int) -> int:
     return max(1, threads // num_ranks + (rank < threads % num_ranks))
 
 
-def deaths_in_a_row(before: int, *, lived_s: float) -> int:
-    """Deaths in quick succession, after a worker died that had lived for ``lived_s``."""
-    return 1 if lived_s >= SETTLED_AFTER_S else before + 1
+def deaths_in_a_row(before: int, *, lived_s: float, got_further: bool = False) -> int:
+    """Deaths in quick succession, after a worker died that had lived for ``lived_s``.
+
+    One that ``got_further`` than all before it did not die of what they died of.
+    """
+    return 1 if lived_s >= SETTLED_AFTER_S or got_further else before + 1

@@ -9,7 +9,7 @@ import asyncio
 import logging
 
 from diloco.agent.process import WorkerProcess
-from diloco.protocol import StandbyEvent
+from diloco.protocol import StandbyEvent, StandbyNeeds
 from service.errors import WadilocoError
 from service.tasks import wait_for_exit
 
@@ -23,11 +23,11 @@ RETRY_S = 10.0
 class Standbys:
     """So many of them, as far as they are ready."""
 
-    def __init__(self, count: int, *, threads: int, modules: tuple[str, ...] = ()) -> None:
-        """``modules`` are imported beside those of the worker."""
+    def __init__(self, count: int, *, threads: int, needs: StandbyNeeds) -> None:
+        """``needs`` is what each prepares."""
         self._count = count
         self._threads = threads
-        self._modules = modules
+        self._needs = needs
         self._ready: list[WorkerProcess] = []
         self._preparing: WorkerProcess | None = None
         self._wanted = asyncio.Event()
@@ -78,7 +78,9 @@ class Standbys:
                 await wait_for_exit(exit_event, RETRY_S)
 
     async def _prepare(self) -> None:
-        worker = self._preparing = await WorkerProcess.spawn("diloco.standby", *self._modules, threads=self._threads)
+        worker = self._preparing = await WorkerProcess.spawn(
+            "diloco.standby", self._needs.model_dump_json(), threads=self._threads
+        )
         async with asyncio.timeout(PREPARE_S):
             event = await worker.first_event()
         if not isinstance(event, StandbyEvent):

@@ -32,6 +32,7 @@ from diloco.protocol import (
     ProgressEvent,
     ReadyEvent,
     ResumeCommand,
+    StandbyNeeds,
     SyncCommand,
     SyncedEvent,
     WorkerConfig,
@@ -78,7 +79,10 @@ class Supervisor:
         self._standbys = Standbys(
             settings.standby_workers if settings.standby_workers is not None else settings.ranks,
             threads=settings.threads,
-            modules=("transformers",) if settings.hf_model is not None else (),
+            needs=StandbyNeeds(
+                modules=("transformers",) if settings.hf_model is not None else (),
+                corpus=settings.data if settings.hf_model is None and settings.workload is None else None,
+            ),
         )
         self._parking = Parking(self._parked_configs)
         state.standby_pids = lambda: self._standbys.pids + self._parking.pids
@@ -142,7 +146,7 @@ class Supervisor:
             await self._protector.close()
 
     async def _supervise(self, exit_event: asyncio.Event) -> None:
-        start_failures = deaths = 0
+        start_failures = deaths = furthest = 0
         last_slot: int | None = None
         while not exit_event.is_set():
             assignment = await self._next_assignment(exit_event)
@@ -178,7 +182,8 @@ class Supervisor:
             if fatal is not None:
                 self._end_process(fatal)
                 return
-            deaths = deaths_in_a_row(deaths, lived_s=time.monotonic() - started_s)
+            got_further, furthest = self._protector.step > furthest, max(furthest, self._protector.step)
+            deaths = deaths_in_a_row(deaths, lived_s=time.monotonic() - started_s, got_further=got_further)
             self._metrics.restarts.inc()
             pause_s = backoff_s(
                 deaths, first_s=self._settings.restart_backoff_s, longest_s=self._settings.restart_backoff_max_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
@@ -12,14 +13,16 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from diloco.codec import codec_named
 from diloco.digest import (
+    NOT_WANTED,
+    WANT_CONTENT_DIGEST,
     ByteRange,
     format_content_range,
     format_digest,
     parse_content_range,
     parse_digest,
     parse_range,
+    require_digest,
     sha256,
-    verify_digest,
 )
 from diloco.errors import VersionError, VersionGoneError
 from diloco.schema import (
@@ -33,6 +36,7 @@ from diloco.schema import (
     OuterState,
     Slot,
 )
+from diloco.stages import STAGES, Stage
 from diloco.synchronizer.config import SynchronizerSettings
 from diloco.synchronizer.download import Download, Opened, download
 from diloco.synchronizer.metrics import Direction, Metrics, Verdict
@@ -49,6 +53,7 @@ MAX_TOKENS = 10**12
 MAX_EPOCH = 1 << 62
 MAX_CLOSES_IN_S = 86_400.0
 MAX_CODEC_NAME = 32
+MAX_RUN = 64
 
 Fragment = Annotated[int, Path(ge=0, lt=MAX_FRAGMENTS)]
 Digest = Annotated[str | None, Header()]
@@ -84,11 +89,14 @@ def _add_offers(app: FastAPI, run: Run) -> None:
     @app.put("/v1/fragments/0", tags=["run"], summary="Offer initial parameters of all fragments, chunk by chunk")
     async def offer(
         request: Request,
+        response: Response,
         content_range: Digest = None,
         content_digest: Digest = None,
         repr_digest: Digest = None,
     ) -> InitReply:
-        return await run.offer(_chunk(await request.body(), content_range, content_digest, repr_digest))
+        chunk = await asyncio.to_thread(_chunk, await request.body(), content_range, content_digest, repr_digest)
+        response.headers[WANT_CONTENT_DIGEST] = NOT_WANTED
+        return await run.offer(chunk)
 
 
 def _add_contributions(app: FastAPI, run: Run, metrics: Metrics) -> None:
@@ -106,10 +114,14 @@ def _add_contributions(app: FastAPI, run: Run, metrics: Metrics) -> None:
         epoch: Annotated[int, Query(ge=0, lt=MAX_EPOCH)],
         tokens: Annotated[int, Query(ge=1, le=MAX_TOKENS)],
         request: Request,
+        response: Response,
         codec: Annotated[str, Query(max_length=MAX_CODEC_NAME, description="How the bytes are encoded.")] = "fp32",
         quorum: Annotated[int | None, Query(ge=1, le=MAX_SLOTS)] = None,
         expected: Annotated[int | None, Query(ge=1, le=MAX_SLOTS)] = None,
         closes_in_s: Annotated[float | None, Query(ge=0, le=MAX_CLOSES_IN_S)] = None,
+        run_id: Annotated[
+            str | None, Query(alias="run", max_length=MAX_RUN, description="Which run it is for.")
+        ] = None,
         content_range: Digest = None,
         content_digest: Digest = None,
         repr_digest: Digest = None,
@@ -120,11 +132,13 @@ def _add_contributions(app: FastAPI, run: Run, metrics: Metrics) -> None:
             epoch=epoch,
             tokens=tokens,
             codec=codec_named(codec).name,
+            run=run_id or None,
             quorum=quorum,
             expected=expected,
             closes_in_s=closes_in_s,
         )
-        chunk = _chunk(await request.body(), content_range, content_digest, repr_digest)
+        chunk = await asyncio.to_thread(_chunk, await request.body(), content_range, content_digest, repr_digest)
+        response.headers[WANT_CONTENT_DIGEST] = NOT_WANTED
         return await run.fragment(fragment).contribute(claim, chunk)
 
     app.include_router(router)
@@ -149,46 +163,60 @@ def _add_downloads(app: FastAPI, run: Run, metrics: Metrics) -> None:
         fragment: Fragment,
         version: Annotated[int | None, Query(ge=0)] = None,
         base_version: Annotated[int | None, Query(ge=0, description="The version that the island has.")] = None,
+        slot: Annotated[Slot | None, Query(description="Whose last contribution to tell of.")] = None,
         range: Annotated[str | None, Header()] = None,  # noqa: A002  (the name of the field)
+        want_content_digest: Annotated[str | None, Header()] = None,
     ) -> Response:
-        whole = download(run.fragment(fragment).published, version, base_version)
+        whole = download(run.fragment(fragment).published, version, base_version, slot=slot)
         if range is None:
             headers = whole.headers | {"Content-Length": str(whole.num_bytes)}
             file = await asyncio.to_thread(_open, whole)
             return StreamingResponse(_stream(file, whole, metrics), headers=headers)
         part = parse_range(range, total=whole.num_bytes, max_bytes=CHUNK_BYTES)
-        data, digest = await asyncio.to_thread(_read, whole, part)
+        # The whole of a chain of deltas has no digest.
+        is_wanted = want_content_digest != NOT_WANTED or bool(whole.chain)
+        data, digest = await asyncio.to_thread(_read, whole, part, is_hashed=is_wanted)
         metrics.bytes.labels(Direction.OUT).inc(len(data))
-        headers = whole.headers | {
-            "Content-Range": format_content_range(part),
-            "Content-Digest": format_digest(digest),
-        }
+        headers = whole.headers | {"Content-Range": format_content_range(part)}
+        if digest is not None:
+            headers["Content-Digest"] = format_digest(digest)
         return Response(data, status_code=206, headers=headers)
 
     @app.get("/v1/state", tags=["run"], summary="Version, manifest and open round")
     async def state(
-        slot: Annotated[Slot | None, Query(description="Who comes to contribute, and to which round.")] = None,
+        slot: Annotated[
+            Slot | None, Query(description="Who asks; with a round, who comes to contribute to it.")
+        ] = None,
         round: Annotated[Count | None, Query()] = None,  # noqa: A002  (the name in the path)
         fragment: Annotated[int, Query(ge=0, lt=MAX_FRAGMENTS)] = 0,
     ) -> OuterState:
         if slot is not None and round is not None:
             run.note_arrival(slot, round, fragment=fragment)
-        return run.state()
+        return run.state(slot=slot)
 
 
 def _chunk(data: bytes, content_range: str | None, content_digest: str | None, repr_digest: str | None) -> Chunk:
+    """A chunk whose own digest is right, or that may go without one: all but the first, which costs nothing more."""
     part = parse_content_range(content_range, length=len(data))
-    verify_digest(data, content_digest)
     digest = parse_digest(repr_digest, field="Repr-Digest")
-    return Chunk(start=part.start, total=part.total, digest=digest, data=data)
+    hashed = None
+    if part.start == 0 or content_digest is not None:
+        with STAGES.of(Stage.DIGEST):
+            hashed = hashlib.sha256(data)
+            require_digest(hashed.digest(), content_digest)
+    return Chunk(start=part.start, total=part.total, digest=digest, data=data, hashed=hashed)
 
 
-def _read(whole: Download, part: ByteRange) -> tuple[bytes, bytes]:
+def _read(whole: Download, part: ByteRange, *, is_hashed: bool) -> tuple[bytes, bytes | None]:
     try:
-        data = whole.read(part.start, part.stop)
+        with STAGES.of(Stage.READ):
+            data = whole.read(part.start, part.stop)
     except FileNotFoundError as exc:
         raise _gone(whole) from exc
-    return data, sha256(data)
+    if not is_hashed:
+        return data, None
+    with STAGES.of(Stage.DIGEST):
+        return data, sha256(data)
 
 
 def _open(whole: Download) -> Opened:

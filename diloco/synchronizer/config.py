@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from diloco.schema import MAX_SLOTS, MAX_STALENESS, CodecName
 from diloco.synchronizer.rounds import RoundRules
 from service.settings import ServiceSettings
+
+MAX_DELAY = 64
+"""A momentum that is older than so many outer steps is of another time; as many are kept for stale contributions."""
 
 
 class SynchronizerSettings(ServiceSettings):
@@ -27,6 +30,14 @@ class SynchronizerSettings(ServiceSettings):
     """Learning rate of the outer Nesterov step."""
     outer_momentum: float = Field(default=0.9, ge=0, lt=1)
     """Momentum of the outer Nesterov step."""
+    outer_optimizer: Literal["nesterov", "delayed_nesterov"] = "nesterov"
+    """How momentum is taken: at every outer step, or once every ``outer_delay`` of them, for rounds that islands close
+    at moments of their own and with stale contributions (arXiv 2401.09135)."""
+    outer_delay: int = Field(default=4, ge=1, le=MAX_DELAY)
+    """Outer steps for one of the momentum with ``delayed_nesterov``; each moves the parameters by a share of the
+    learning rate, so that so many come to one step of ``nesterov``. The number of islands that close rounds alone."""
+    momentum_activation: float = Field(default=0.0, ge=0, le=1)
+    """Share of the momentum in the steps between with ``delayed_nesterov``: from 0, none, to one in ``outer_delay``."""
     round_timeout_s: float = Field(default=60.0, gt=0, le=86_400)
     """A round whose quorum does not fill closes with those who came, this long after the first of them."""
     grace_min_s: float = Field(default=0.0, ge=0, le=3600)
@@ -53,6 +64,15 @@ class SynchronizerSettings(ServiceSettings):
         if self.grace_min_s > self.grace_max_s:
             raise ValueError(
                 f"grace_min_s {self.grace_min_s:g} is over grace_max_s {self.grace_max_s:g}: lower it, or raise that"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_activation(self) -> Self:
+        if self.outer_optimizer == "delayed_nesterov" and self.momentum_activation * self.outer_delay > 1:
+            raise ValueError(
+                f"momentum_activation {self.momentum_activation:g} is over one in outer_delay {self.outer_delay}:"
+                f" give at most {1 / self.outer_delay:g}, or lower that"
             )
         return self
 

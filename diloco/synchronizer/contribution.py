@@ -6,6 +6,7 @@ As fp32 the file has the tensor `LOCAL`, local parameters; with every other code
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,20 @@ from torch import Tensor
 from diloco.codec import CODECS, FP32_BYTES, Codec, codec_named
 from diloco.digest import sha256
 from diloco.fragment import wire_bytes
+from diloco.schema import Applied
+from diloco.stages import STAGES, Stage
 from diloco.synchronizer.rounds import Claim
-from diloco.synchronizer.storage import publish
-from diloco.synchronizer.upload import Chunk, Name, Upload, part_path, require_finite, require_near
+from diloco.synchronizer.storage import SPARE_SUFFIX, retire
+from diloco.synchronizer.upload import (
+    FINITE_BLOCK,
+    MAX_DISTANCE,
+    Chunk,
+    Name,
+    Upload,
+    part_path,
+    require_finite_block,
+    require_near_by,
+)
 from diloco.tensorfile import header_bytes, sealed, unsealed
 from service.errors import InputError
 
@@ -46,6 +58,11 @@ class Accepted:
         return self.into - self.claim.round
 
     @property
+    def applied(self) -> Applied:
+        """What a generation that it is in remembers of it."""
+        return Applied(round=self.claim.round, into=self.into, digest=self.digest.hex())
+
+    @property
     def codec(self) -> Codec:
         return CODECS[self.claim.codec]
 
@@ -53,13 +70,18 @@ class Accepted:
         """The bytes that arrived, mapped from the file."""
         return _read_payload(self.path, self.codec)
 
-    def vector(self, num_values: int) -> Tensor:
-        """Local parameters, mapped from the file, where the codec carries those; otherwise the pseudo-gradient."""
-        return self.codec.decode(self.payload(), num_values)
-
 
 def contribution_path(directory: Path, *, into: int, slot: int) -> Path:
     return directory / f"{PREFIX}{into:012d}-{slot:05d}.safetensors"
+
+
+def retire_contribution(path: Path) -> None:
+    """Its round is over; the slot's next one takes its place on disk."""
+    retire(path, _spare(path.parent, int(path.stem.rpartition("-")[2])))
+
+
+def _spare(directory: Path, slot: int) -> Path:
+    return directory / f"slot-{slot}{SPARE_SUFFIX}"
 
 
 def upload_name(claim: Claim) -> Name:
@@ -73,6 +95,7 @@ def begin_contribution(directory: Path, claim: Claim, chunk: Chunk) -> Upload:
         "epoch": str(claim.epoch),
         "tokens": str(claim.tokens),
         "codec": claim.codec,
+        "run": claim.run or "",
         **{name: _text(getattr(claim, name)) for name in ("quorum", "expected", "closes_in_s")},
         "sha256": chunk.digest.hex(),
     }
@@ -80,7 +103,13 @@ def begin_contribution(directory: Path, claim: Claim, chunk: Chunk) -> Upload:
         header = header_bytes([(LOCAL, (chunk.total // FP32_BYTES,))], sealed(metadata))
     else:
         header = header_bytes([(PSEUDO_GRADIENT, (chunk.total,))], sealed(metadata), kind="U8")
-    return Upload(part_path(directory, upload_name(claim)), total=chunk.total, digest=chunk.digest, header=header)
+    return Upload(
+        part_path(directory, upload_name(claim)),
+        total=chunk.total,
+        digest=chunk.digest,
+        header=header,
+        spare=_spare(directory, claim.slot),
+    )
 
 
 def verify_contribution(upload: Upload, base: Tensor, codec: Codec = CODECS["fp32"]) -> bool:
@@ -90,27 +119,46 @@ def verify_contribution(upload: Upload, base: Tensor, codec: Codec = CODECS["fp3
         InputError: it is not what was announced, not finite, or absurdly far from the base.
     """
     upload.verify()
-    vector = codec.decode(_read_payload(upload.path, codec), base.numel())
-    require_finite(vector)
-    # A pseudo-gradient is the way to the global parameters itself.
-    origin = base if codec.carries_parameters else torch.zeros(()).expand_as(vector)
-    require_near(vector, origin, what="the global parameters")
+    with STAGES.of(Stage.CHECK):
+        payload = _read_payload(upload.path, codec)
+        # Scales alone tell it of any contribution that comes from training.
+        if not codec.norm_bound(payload, base.numel()) <= MAX_DISTANCE / 2:
+            _check_values(payload, base, codec)
     return True
 
 
+def _check_values(payload: Tensor, base: Tensor, codec: Codec) -> None:
+    """One pass over the values: all finite, and not too far away."""
+    distances = []
+    room = torch.empty(FINITE_BLOCK)
+    for number, origin in enumerate(torch.split(base, FINITE_BLOCK)):
+        start = number * FINITE_BLOCK
+        block = codec.decode_part(payload, base.numel(), start, room[: origin.numel()])
+        require_finite_block(block, start=start)
+        # A pseudo-gradient is the way to the global parameters itself.
+        way = block - origin if codec.carries_parameters else block
+        distances.append(float(torch.linalg.vector_norm(way)))
+    require_near_by(math.hypot(*distances), what="the global parameters")
+
+
 def accept_contribution(directory: Path, claim: Claim, upload: Upload, *, into: int) -> Accepted:
-    """Make a verified contribution count in the round ``into``, also after a crash."""
+    """Make a verified contribution count in the round ``into``, also after a restart of this process.
+
+    It is not synced: where the machine itself goes down before the round is over, the island contributes again.
+    """
     path = contribution_path(directory, into=into, slot=claim.slot)
-    publish(upload.path, path)
+    with STAGES.of(Stage.STORE):
+        upload.path.replace(path)
     return Accepted(claim=claim, digest=upload.digest, path=path, into=into)
 
 
 def recover_contributions(
-    directory: Path, *, round_number: int, num_values: int, bases: Collection[int]
+    directory: Path, *, round_number: int, num_values: int, bases: Collection[int], run: str | None = None
 ) -> Iterable[Accepted]:
     """Contributions to the open round that an earlier process accepted; all other contribution files are removed.
 
-    ``bases`` are the versions whose parameters there still are: nothing can be made of one against another.
+    ``bases`` are the versions whose parameters there still are: nothing can be made of one against another, nor of one
+    for another ``run``.
     """
     for path in sorted(directory.glob(f"{PREFIX}*")):
         try:
@@ -120,6 +168,9 @@ def recover_contributions(
             path.unlink()
             continue
         if accepted.into != round_number or accepted.payload().numel() != accepted.codec.num_bytes(num_values):
+            path.unlink()
+        elif run is not None and accepted.claim.run not in {None, run}:
+            logger.warning("contribution is for another run, removed path=%s", path)
             path.unlink()
         elif accepted.claim.round not in bases:
             logger.error("contribution is against a generation that is lost, removed path=%s", path)
@@ -137,6 +188,7 @@ def _read_contribution(path: Path) -> Accepted:
         raise InputError("does not match its digest", field=str(path))
     claim = Claim(
         codec=codec.name,
+        run=metadata.get("run") or None,
         **{name: int(metadata[name]) for name in ("round", "slot", "epoch", "tokens")},
         quorum=_number(metadata, "quorum"),
         expected=_number(metadata, "expected"),

@@ -8,8 +8,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import BinaryIO, Self
 
+from diloco.applied import format_applied
 from diloco.digest import format_digest
-from diloco.schema import CODECS_HEADER, RESULT_HEADER, VERSION_HEADER
+from diloco.schema import APPLIED_HEADER, CODECS_HEADER, RESULT_HEADER, RUN_HEADER, VERSION_HEADER
 from diloco.synchronizer.generation import Generation
 from diloco.synchronizer.published import Published
 
@@ -45,6 +46,8 @@ class Download:
     """The bytes on offer to one island."""
 
     generation: Generation
+    slot: int | None = None
+    """Who asks, if it says so."""
     chain: tuple[Generation, ...] = ()
     """The generations whose deltas make it up; none where it is the parameters themselves."""
 
@@ -57,9 +60,12 @@ class Download:
         digest = format_digest(self.generation.digest)
         common = {
             VERSION_HEADER: str(self.generation.version),
+            RUN_HEADER: self.generation.run,
             "Accept-Ranges": "bytes",
             "Content-Type": "application/octet-stream",
         }
+        if self.slot is not None:
+            common[APPLIED_HEADER] = format_applied(self.generation.outcome.last.get(self.slot))
         if not self.chain:
             return common | {"Repr-Digest": digest}
         codecs = ",".join(link.delta.codec for link in self.chain if link.delta is not None)
@@ -96,13 +102,14 @@ class Download:
         return [link.delta.num_bytes for link in self.chain if link.delta is not None]
 
 
-def download(published: Published, version: int | None, base_version: int | None) -> Download:
+def download(
+    published: Published, version: int | None, base_version: int | None, *, slot: int | None = None
+) -> Download:
     """What an island gets that asks for a version, or the newest, and says which one it has.
 
     Raises:
         VersionGoneError: that version is not kept.
     """
     generation = published.get(version)
-    return Download(
-        generation=generation, chain=() if base_version is None else published.chain(base_version, generation)
-    )
+    chain = () if base_version is None else published.chain(base_version, generation)
+    return Download(generation=generation, slot=slot, chain=chain)

@@ -19,5 +19,5 @@ def main(argv: Sequence[str]) -> int:
     configure_logging(settings.log_level)
     torch.set_num_threads(settings.threads)
     with owned(settings.directory):
-        serve(create_app(settings), settings)
+        serve(create_app(settings), settings, many_clients=True)
     return 0

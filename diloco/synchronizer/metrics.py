@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from diloco.schema import STALENESS_BUCKETS
+from diloco.stages import STAGES, Stage
 from diloco.synchronizer.rounds import Close
 
 STEP_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -25,8 +29,10 @@ class Verdict(StrEnum):
     INVALID = "invalid"
     LATE = "late"
     MERGED = "merged"
-    """Against parameters from before those that its slot's last contribution is in."""
+    """Against parameters from before those that its slot's last contribution is in, or less than that has."""
     EARLY = "early"
+    OTHER_RUN = "other_run"
+    """For a run that was here before, or is elsewhere."""
     FENCED = "fenced"
     DROPPED = "dropped"
     """Accepted, and left out of an outer step that overflowed with it."""
@@ -35,6 +41,33 @@ class Verdict(StrEnum):
 class Direction(StrEnum):
     IN = "in"
     OUT = "out"
+
+
+SYNCHRONIZER_STAGES = (
+    Stage.DIGEST,
+    Stage.STORE,
+    Stage.CHECK,
+    Stage.MERGE,
+    Stage.ENCODE,
+    Stage.SEAL,
+    Stage.PERSIST,
+    Stage.READ,
+)
+
+
+class StageCollector(Collector):
+    """What this process spent on the stages of its rounds."""
+
+    def collect(self) -> Iterable[Metric]:
+        cpu, wall = (
+            CounterMetricFamily(f"wadiloco_synchronizer_stage_{name}", f"{what} by stage of a round", labels=["stage"])
+            for name, what in (("cpu_seconds", "CPU time"), ("seconds", "Time"))
+        )
+        for stage, spent in STAGES.spent().items():
+            if stage in SYNCHRONIZER_STAGES:
+                cpu.add_metric([stage], spent.cpu_s)
+                wall.add_metric([stage], spent.wall_s)
+        return (cpu, wall)
 
 
 class Metrics:
@@ -89,6 +122,7 @@ class Metrics:
         self.grace_seconds = Gauge(
             f"{prefix}grace_seconds", "Time that rounds stay open for stragglers now", registry=self.registry
         )
+        self.registry.register(StageCollector())
         for outcome in Close:
             self.rounds.labels(outcome)
         for verdict in Verdict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from diloco.errors import FencedError, RoundClosedError
+from diloco.errors import AnotherRunError, FencedError, RoundClosedError
 from diloco.schema import ContributionState, RoundState
 from diloco.synchronizer.contribution import Accepted
 from diloco.synchronizer.generation import Generation
@@ -55,19 +55,28 @@ class OpenRound:
     def refusal(self, claim: Claim) -> Refusal | None:
         """Why the claim cannot enter; None when it can."""
         mine = self.accepted.get(claim.slot)
+        is_like_mine = mine is not None and (mine.claim.round, mine.claim.epoch) == (claim.round, claim.epoch)
         standing = Standing(
             version=self.generation.version,
+            run=self.generation.run,
             newest_epoch=self.epochs.get(claim.slot, claim.epoch),
             # Nothing can be made of a contribution against parameters that are not there any more.
             max_staleness=min(self._rules.max_staleness, self._published.depth),
             # A copy of an older contribution that was on its way for long must not replace a newer one either.
             merged_version=max(self._published.merged_version(claim.slot), mine.claim.round if mine is not None else 0),
+            same_round_tokens=mine.claim.tokens if mine is not None and is_like_mine else 0,
         )
         return refusal(claim, standing)
 
-    def error(self, claim: Claim, reason: Refusal) -> RoundClosedError | FencedError:
+    def error(self, claim: Claim, reason: Refusal) -> RoundClosedError | FencedError | AnotherRunError:
         """The refusal as the answer to the island."""
         version = self.generation.version
+        if reason is Refusal.OTHER_RUN:
+            return AnotherRunError(
+                f"the contribution is for run {claim.run}, here is run {self.generation.run}",
+                field="run",
+                remedy="go over to its parameters, or contribute where the other run is",
+            )
         if reason is Refusal.FENCED:
             return FencedError(
                 f"epoch {claim.epoch} of slot {claim.slot} has given way to epoch {self.epochs[claim.slot]}",
@@ -89,12 +98,14 @@ class OpenRound:
         return min([self._rules.quorum, *(quorum for quorum in stated if quorum is not None)])
 
     def find(self, claim: Claim, digest: bytes) -> Place | None:
-        """Where this very contribution is already: in the open round, or in a generation that is kept."""
+        """Where this very contribution is already: in the open round, or in the parameters."""
+        if claim.run not in {None, self.generation.run}:
+            return None
         mine = self.accepted.get(claim.slot)
         if mine is not None and (mine.claim, mine.digest) == (claim, digest):
             return Place(round=mine.into, staleness=mine.staleness)
-        version = self._published.version_with(claim.slot, digest, after=claim.round)
-        return None if version is None else Place(round=version - 1, staleness=version - 1 - claim.round)
+        into = self._published.round_with(claim.slot, digest, against=claim.round)
+        return None if into is None else Place(round=into, staleness=into - claim.round)
 
     def admit(self, accepted: Accepted, *, now_s: float, unix_s: float) -> bool:
         """Count a contribution in that came at this time; says whether it replaces an earlier one of its slot.

@@ -25,13 +25,13 @@ from diloco.synchronizer.contribution import (
     accept_contribution,
     begin_contribution,
     recover_contributions,
+    retire_contribution,
     upload_name,
     verify_contribution,
 )
 from diloco.synchronizer.generation import (
     NUM_KEPT,
     Generation,
-    Outcome,
     newest_generation,
     older_generations,
     prune_generations,
@@ -40,6 +40,7 @@ from diloco.synchronizer.grace import Arrivals, remember
 from diloco.synchronizer.intake import Intake
 from diloco.synchronizer.metrics import Metrics, Verdict
 from diloco.synchronizer.open_round import OpenRound, Place
+from diloco.synchronizer.outer_state import open_outer, warn_of_changes
 from diloco.synchronizer.published import Published
 from diloco.synchronizer.rounds import Claim, Close, Refusal
 from diloco.synchronizer.step import NonFiniteStepError, Share, Step, StepPlan, take_step
@@ -103,6 +104,11 @@ class OuterRun:
         return self._round.generation.version if self._round else 0
 
     @property
+    def run(self) -> str | None:
+        """Identity of the run; None before it has begun."""
+        return self._round.generation.run if self._round else None
+
+    @property
     def num_contributions(self) -> int:
         """Complete ones to the open round."""
         return len(self._round.accepted) if self._round else 0
@@ -121,7 +127,7 @@ class OuterRun:
         if found is None:
             return False
         generation, parameters, momentum = found
-        self._warn_of_changes(generation.outcome)
+        warn_of_changes(generation.outcome, self._settings)
         for older in older_generations(self._directory, generation, num_kept=self._num_kept):
             self.published.add(older)
         open_round = self.start(generation, parameters, momentum)
@@ -130,6 +136,7 @@ class OuterRun:
             round_number=generation.version,
             num_values=generation.num_values,
             bases=self.published.versions,
+            run=generation.run,
         ):
             age_s = max(time.time() - accepted.path.stat().st_mtime, 0.0)
             open_round.admit(accepted, now_s=self._clock() - age_s, unix_s=time.time() - age_s)
@@ -143,8 +150,7 @@ class OuterRun:
 
     def start(self, generation: Generation, parameters: Tensor, momentum: Tensor) -> OpenRound:
         """Open the round on top of the generation."""
-        settings = self._settings
-        self._outer = OuterOptimizer(parameters, momentum, lr=settings.outer_lr, mu=settings.outer_momentum)
+        self._outer = open_outer(self._settings, generation, parameters, momentum)
         return self._publish(generation, generation.outcome.arrivals)
 
     async def contribute(self, claim: Claim, chunk: Chunk) -> ChunkReply:
@@ -180,8 +186,8 @@ class OuterRun:
                 return ChunkReply(received_bytes=received_bytes, complete=False, version=version)
             return await self._accept(claim, chunk, received[0])
 
-    def state(self) -> FragmentState | None:
-        """None before the run has begun."""
+    def state(self, *, slot: int | None = None) -> FragmentState | None:
+        """As a slot sees it; None before the run has begun."""
         if self._round is None:
             return None
         generation = self._round.generation
@@ -192,6 +198,8 @@ class OuterRun:
             num_bytes=generation.num_bytes,
             digest=generation.digest.hex(),
             open_round=self._round.state(),
+            run=generation.run,
+            applied=None if slot is None else generation.outcome.last.get(slot),
         )
 
     def note_arrival(self, slot: int, round_number: int) -> None:
@@ -258,6 +266,7 @@ class OuterRun:
             round=place.round,
             staleness=place.staleness,
             staleness_weight=open_round.weight(place.staleness),
+            digest=chunk.digest.hex(),
         )
 
     async def _close_round(self, open_round: OpenRound) -> bool:
@@ -349,14 +358,8 @@ class OuterRun:
         """Remove files that no longer count; what cannot be removed is removed at the next start."""
         with contextlib.suppress(OSError):
             for path in contributions:
-                path.unlink(missing_ok=True)
+                retire_contribution(path)
             prune_generations(self._directory, num_kept=self._num_kept)
-
-    def _warn_of_changes(self, outcome: Outcome) -> None:
-        for name in ("outer_lr", "outer_momentum"):
-            before, now = getattr(outcome, name), getattr(self._settings, name)
-            if before != now:
-                logger.warning("setting changed within a run, new value from now on %s=%r before=%r", name, now, before)
 
     def _require_outer(self) -> OuterOptimizer:
         assert self._outer is not None, "there is a round only on top of parameters"

@@ -7,6 +7,7 @@ import contextlib
 import time
 
 from diloco.errors import NotInitializedError, VersionGoneError
+from diloco.schema import Applied
 from diloco.synchronizer.generation import NUM_KEPT, Generation
 
 
@@ -35,14 +36,23 @@ class Published:
         return newest - version
 
     def merged_version(self, slot: int) -> int:
-        """Version that the slot's last contribution was merged into, of those that are kept; 0 when it is in none."""
-        return max((v for v, kept in self._generations.items() if slot in kept.outcome.applied), default=0)
+        """Version that the slot's last contribution was merged into; 0 when it has none."""
+        last = self._last(slot)
+        return 0 if last is None else last.into + 1
 
-    def version_with(self, slot: int, digest: bytes, *, after: int) -> int | None:
-        """Version newer than ``after`` that this very contribution made; None when there is none."""
-        made = digest.hex()
-        found = (v for v, kept in self._generations.items() if v > after and kept.outcome.applied.get(slot) == made)
-        return min(found, default=None)
+    def round_with(self, slot: int, digest: bytes, *, against: int) -> int | None:
+        """Round that took this very contribution to version ``against``; None when none did.
+
+        The slot's last one is known for ever, those before as long as their generations are kept.
+        """
+        made, last = digest.hex(), self._last(slot)
+        if last is not None and (last.round, last.digest) == (against, made):
+            return last.into
+        later = sorted(version for version in self._generations if version > against)
+        return next((v - 1 for v in later if self._generations[v].outcome.applied.get(slot) == made), None)
+
+    def _last(self, slot: int) -> Applied | None:
+        return None if self.newest is None else self.newest.outcome.last.get(slot)
 
     def get(self, version: int | None) -> Generation:
         """The generation of that version, or the newest."""

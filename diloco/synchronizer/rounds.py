@@ -12,7 +12,9 @@ staleness is bounded, discounted, and off by default: a late island then keeps i
 
 A stale contribution rides along: it neither opens a round nor counts for a quorum, so that an outer step, which costs
 the run one sync, is never taken for stale progress alone. A slot's progress against one version counts once: whoever
-was merged must go on from the result, so a claim against an older version than that is late at any staleness.
+was merged must go on from the result, so a claim against an older version than that is late at any staleness. And while
+a round is open, progress only replaces less progress: a copy of an older contribution that was on its way for long must
+not take the place of a newer one, of which the island knows that it is in.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ class Refusal(StrEnum):
     """Its slot's progress from that version is in the global parameters already, or newer is in the open round."""
     EARLY = "early"
     """Its round has not opened: the island is ahead of a synchronizer that went back to an older generation."""
+    OTHER_RUN = "other_run"
+    """It is for a run that was here before, or is elsewhere."""
     FENCED = "fenced"
     """A newer epoch of the slot has contributed."""
 
@@ -67,6 +71,8 @@ class Claim:
     epoch: int
     tokens: int
     codec: CodecName = "fp32"
+    run: str | None = field(default=None, compare=False)
+    """Identity of the run that it is for; None where nobody said."""
     quorum: int | None = field(default=None, compare=False)
     """How many contributions the round was directed to wait for; None leaves it to the settings."""
     expected: int | None = field(default=None, compare=False)
@@ -81,21 +87,28 @@ class Standing:
 
     version: int
     newest_epoch: int
+    run: str | None = None
+    """Identity; None: any."""
     max_staleness: int = 0
     merged_version: int = 0
     """Version below which the slot's progress is merged already, or newer progress of it is in the open round; 0 when
     neither is."""
+    same_round_tokens: int = 0
+    """Of what the slot has in the open round in the same epoch and against the same version as the claim."""
 
 
 def refusal(claim: Claim, standing: Standing) -> Refusal | None:
     """Why the claim cannot enter the round that is open; None when it can."""
+    if claim.run is not None and standing.run is not None and claim.run != standing.run:
+        return Refusal.OTHER_RUN
     if claim.epoch < standing.newest_epoch:
         return Refusal.FENCED
     if claim.round > standing.version:
         return Refusal.EARLY
     if claim.round < standing.version - standing.max_staleness:
         return Refusal.LATE
-    return Refusal.MERGED if claim.round < standing.merged_version else None
+    is_older = claim.round < standing.merged_version or claim.tokens < standing.same_round_tokens
+    return Refusal.MERGED if is_older else None
 
 
 def staleness_weight(staleness: int, *, exponent: float) -> float:

@@ -17,12 +17,13 @@ from diloco.fragment import num_bytes
 from diloco.partition import joined
 from diloco.schema import InitReply, Manifest, OuterState
 from diloco.synchronizer.config import SynchronizerSettings
-from diloco.synchronizer.generation import Outcome
+from diloco.synchronizer.generation import Outcome, new_run
 from diloco.synchronizer.intake import Intake
 from diloco.synchronizer.layout import begin_fragments, count_fragments, folder_of
 from diloco.synchronizer.metrics import Metrics
 from diloco.synchronizer.offer import begin_offer, check_offer, read_offer
 from diloco.synchronizer.outer_run import OuterRun
+from diloco.synchronizer.outer_state import delay_of
 from diloco.synchronizer.storage import Disk
 from diloco.synchronizer.upload import Chunk, Name
 from service.deadline import unless
@@ -99,7 +100,7 @@ class Run:
                 current = [fragment.manifest for fragment in self._fragments if fragment.manifest is not None]
                 check_offer(chunk, current=current, max_bytes=self._settings.max_contribution_bytes)
             if self._begun.is_set():
-                return InitReply(accepted=False, version=self._fragments[0].version)
+                return InitReply(accepted=False, version=self._fragments[0].version, run=self._fragments[0].run)
             directory = self._settings.directory
             name = Name(f"offer-{chunk.digest.hex()[:16]}")
             received = await self._offers.receive(
@@ -109,21 +110,23 @@ class Run:
                 received_bytes = received[0].received if received else 0
                 return InitReply(accepted=False, version=0, received_bytes=received_bytes, complete=False)
             await self._initialize(*received[1])
-            return InitReply(accepted=True, version=0, received_bytes=chunk.total)
+            return InitReply(accepted=True, version=0, received_bytes=chunk.total, run=self._fragments[0].run)
 
     def note_arrival(self, slot: int, round_number: int, *, fragment: int) -> None:
         """See `OuterRun.note_arrival`; a fragment that there is not tells nothing."""
         if fragment < len(self._fragments):
             self._fragments[fragment].note_arrival(slot, round_number)
 
-    def state(self) -> OuterState:
+    def state(self, *, slot: int | None = None) -> OuterState:
+        """As a slot sees it."""
         settings, rules = self._settings, self._settings.round_rules
-        states = (fragment.state() for fragment in self._fragments)
+        states = (fragment.state(slot=slot) for fragment in self._fragments)
         return OuterState(
             initialized=self._begun.is_set(),
             quorum=settings.quorum,
             outer_lr=settings.outer_lr,
             outer_momentum=settings.outer_momentum,
+            outer_delay=1 if (delay := delay_of(settings)) is None else delay.num_steps,
             max_staleness=rules.max_staleness,
             pull_codec=settings.pull_codec,
             round_timeout_s=rules.timeout_s,
@@ -146,7 +149,7 @@ class Run:
 
     async def _initialize(self, manifests: tuple[Manifest, ...], parameters: Tensor) -> None:
         settings = self._settings
-        outcome = Outcome(outer_lr=settings.outer_lr, outer_momentum=settings.outer_momentum)
+        outcome = Outcome(run=new_run(), outer_lr=settings.outer_lr, outer_momentum=settings.outer_momentum)
         with self._disk.writing():
             begun = await asyncio.to_thread(begin_fragments, settings.directory, manifests, parameters, outcome=outcome)
         fragments = self._open(len(manifests)) if len(manifests) > 1 else self._fragments

@@ -15,13 +15,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import count
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from diloco.codec import CODECS, Codec
 from diloco.delta import encode_delta
-from diloco.outer import Contributed, OuterOptimizer, Proposal
+from diloco.outer import BLOCK, Contributed, OuterOptimizer, Proposal
+from diloco.stages import STAGES, Stage
 from diloco.synchronizer.contribution import Accepted
 from diloco.synchronizer.generation import Encoded, Generation, Outcome, write_generation
 from diloco.synchronizer.grace import Arrivals
@@ -51,26 +54,36 @@ class Placed:
 
     With g the current exact parameters, b the published ones that the island started from, l its local ones, d = b - l
     and w the weight, that is g - w * d. A fresh contribution that carries l is l itself, mapped from its file, where
-    what is published is exact; every other one is computed when it is asked for, so that one step has memory for two of
-    them and not for all.
+    what is published is exact; every other one is computed when it is asked for, a block at a time, so that a step
+    needs no memory for them.
     """
 
     share: Share
-    current: Tensor
+    current: Tensor  # (parameters,) fp32
+    payload: Tensor  # (bytes,) uint8
+    base: Tensor | None  # (parameters,) fp32
+
+    @classmethod
+    def of(cls, share: Share, current: Tensor) -> Self:
+        """The share against these parameters, its payload mapped from its file."""
+        accepted = share.accepted
+        is_there = not accepted.codec.carries_parameters or (accepted.staleness == 0 and share.base.delta is None)
+        base = None if is_there else share.base.parameters()
+        return cls(share=share, current=current, payload=accepted.payload(), base=base)
 
     @property
     def tokens(self) -> int:
         return self.share.accepted.claim.tokens
 
-    @property
-    def local(self) -> Tensor:  # (parameters,) fp32
-        accepted, weight = self.share.accepted, self.share.weight
-        vector = accepted.vector(self.current.numel())
-        if not accepted.codec.carries_parameters:
-            return vector.mul_(-weight).add_(self.current)
-        if accepted.staleness == 0 and self.share.base.delta is None:
+    def part(self, start: int, room: Tensor) -> Tensor:
+        codec, weight = self.share.accepted.codec, self.share.weight
+        stop = start + room.numel()
+        vector = codec.decode_part(self.payload, self.current.numel(), start, room)
+        if not codec.carries_parameters:
+            return vector.mul_(-weight).add_(self.current[start:stop])
+        if self.base is None:
             return vector
-        return torch.sub(vector, self.share.base.parameters()).mul_(weight).add_(self.current)
+        return torch.sub(vector, self.base[start:stop], out=room).mul_(weight).add_(self.current[start:stop])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,17 +121,23 @@ def take_step(disk: Disk, outer: OuterOptimizer, plan: StepPlan, *, pull_codec: 
         UnavailableError: it cannot be written now.
     """
     accepted = {slot: share.accepted for slot, share in plan.shares.items()}
-    contributions = {slot: Placed(share=share, current=outer.parameters) for slot, share in plan.shares.items()}
-    proposal, slots = finite_proposal(outer, contributions)
+    with STAGES.of(Stage.MERGE):
+        contributions = {slot: Placed.of(share, outer.parameters) for slot, share in plan.shares.items()}
+        proposal, slots = finite_proposal(outer, contributions)
+    applied = {slot: accepted[slot].applied for slot in slots}
     outcome = Outcome(
-        applied={slot: accepted[slot].digest.hex() for slot in slots},
+        run=plan.base.run,
+        applied={slot: one.digest for slot, one in applied.items()},
+        last={**plan.base.outcome.last, **applied},
         epochs=plan.epochs,
         arrivals=plan.arrivals,
         outer_lr=outer.lr,
         outer_momentum=outer.mu,
+        delay=proposal.delay,
     )
     base = plan.base
-    parameters, encoded = _published(pull_codec, proposal.parameters, base)
+    with STAGES.of(Stage.ENCODE):
+        parameters, encoded = _published(pull_codec, proposal.parameters, base)
     with disk.writing():
         generation = write_generation(
             disk.directory,
@@ -128,6 +147,7 @@ def take_step(disk: Disk, outer: OuterOptimizer, plan: StepPlan, *, pull_codec: 
             proposal.momentum,
             outcome=outcome,
             encoded=encoded,
+            buffer=proposal.buffer,
         )
     return Step(
         generation=generation,
@@ -170,6 +190,8 @@ def finite_proposal(
         try:
             require_finite(proposal.parameters)
             require_finite(proposal.momentum)
+            if proposal.buffer is not None:
+                require_finite(proposal.buffer)
         except InputError as exc:
             if len(slots) == len(contributions):
                 farthest_last.sort(key=lambda slot: _distance(contributions[slot], outer))
@@ -181,5 +203,10 @@ def finite_proposal(
 
 
 def _distance(contribution: Contributed, outer: OuterOptimizer) -> float:
-    distance = distance_between(contribution.local, outer.parameters)
+    distances = []
+    room = torch.empty(BLOCK)
+    for start, current in zip(count(0, BLOCK), torch.split(outer.parameters, BLOCK), strict=False):
+        local = contribution.part(start, room[: current.numel()])
+        distances.append(float(torch.linalg.vector_norm(local - current)))
+    distance = math.hypot(*distances)
     return math.inf if math.isnan(distance) else distance

@@ -29,6 +29,8 @@ class Held(Wire):
     inner_steps: Count
     tokens: Count
     update_norm: float = Field(default=0.0, ge=0)
+    digest: str | None = None
+    """sha-256 of what travelled, once the synchronizer has said so."""
     local: str
     """Name of the part with its local parameters."""
     left_out: str | None = None
@@ -38,6 +40,8 @@ class Member(Wire):
     """One fragment."""
 
     version: Count
+    run: str | None = None
+    """Identity of the run that the version counts in."""
     steps_since_sync: int
     tokens_since_sync: int
     accepted: Held | None = None
@@ -108,6 +112,7 @@ def _collect_one(
         vectors.append(Vector(pending.local, local, local_key(index, unsure.stamp)))
     member = Member(
         version=fragment.version,
+        run=fragment.run,
         steps_since_sync=fragment.steps_since_sync,
         tokens_since_sync=fragment.tokens_since_sync,
         accepted=held,
@@ -138,7 +143,13 @@ def _held(contribution: Contribution | Capture, local: str) -> Held:
     held = Held(round=contribution.round, inner_steps=contribution.inner_steps, tokens=contribution.tokens, local=local)
     if isinstance(contribution, Capture):
         return held
-    return held.model_copy(update={"into": contribution.into, "update_norm": contribution.update_norm})
+    return held.model_copy(
+        update={
+            "into": contribution.into,
+            "digest": contribution.digest,
+            "update_norm": contribution.update_norm,
+        }
+    )
 
 
 def restore_member(
@@ -150,6 +161,7 @@ def restore_member(
 ) -> Capture | None:
     """Let a fragment be what it was; ``read`` gives the values of a part. Returns what a sync under way contributes."""
     fragment.rebase(read(f"global/{index}"), member.version)
+    fragment.run = member.run
     fragment.steps_since_sync = member.steps_since_sync
     fragment.tokens_since_sync = member.tokens_since_sync
     if fragment.feedback is not None:
@@ -179,6 +191,7 @@ def _restore_accepted(fragment: Island, held: Held, read: Callable[[str], Tensor
         Contribution(
             round=held.round,
             into=held.into,
+            digest=held.digest,
             local=nothing,
             payload=nothing,
             inner_steps=held.inner_steps,

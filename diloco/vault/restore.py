@@ -20,7 +20,7 @@ from diloco.schema import FragmentState
 from diloco.vault.errors import CorruptError, ForeignError, VaultError
 from diloco.vault.file import VaultFile
 from diloco.vault.layout import Generation, ReadRecord
-from diloco.vault.members import Member
+from diloco.vault.members import Held, Member
 from diloco.vault.snapshots import WRITER_WAIT_S, Identity
 
 
@@ -130,6 +130,8 @@ def fits_run(member: Member, global_flat: Tensor, run: FragmentState, *, slot: i
     it again. Otherwise the run must be where the snapshot was, with no other contribution of the slot in the open
     round, or at the version that the snapshot's own contribution made.
     """
+    if run.run is not None and member.run not in {None, run.run}:
+        return is_sure  # nothing of it is in that run: the next sync goes over to it with all progress
     if run.version == member.version:
         if run.digest != sha256(wire_bytes(global_flat.contiguous())).hex():
             return False
@@ -140,7 +142,14 @@ def fits_run(member: Member, global_flat: Tensor, run: FragmentState, *, slot: i
     if accepted is None:
         return False
     into = accepted.round if accepted.into is None else accepted.into
-    return run.version == into + 1 == member.version + 1
+    return run.version == into + 1 == member.version + 1 and not _has_later(member, accepted, run)
+
+
+def _has_later(member: Member, accepted: Held, run: FragmentState) -> bool:
+    """Whether the parameters have a contribution of the slot in them that the snapshot does not know of."""
+    applied = run.applied
+    is_known = applied is None or accepted.digest is None or applied.digest == accepted.digest
+    return not is_known and applied is not None and applied.into >= member.version
 
 
 def _holds_another(member: Member, run: FragmentState, *, slot: int) -> bool:

@@ -89,7 +89,7 @@ def compare(
         UnavailableError: the synchronizer does not answer.
         ManifestError: the run trains another model, or cuts it in another way.
     """
-    run: OuterState = client.state(deadline_s=deadline_s)
+    run: OuterState = client.state(deadline_s=deadline_s, slot=slot)
     if not run.initialized:
         return []
     check_model(run, island.manifest)

@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 HOT_MARGIN_BYTES = 1 << 16
 RECORD_MARGIN = 2
 RECORD_BYTES = 1 << 15
+FIRST = 2
+"""Snapshots whose cost says nothing: each region is mapped into the process when it is first written to."""
 RETRY_STEPS = 32
 """After a snapshot that failed."""
 WRITER_WAIT_S = 8.0
@@ -130,6 +132,7 @@ class Snapshots:
         """Parts of the newest generation, by what names their values."""
         self._cost_s: float | None = None
         self._blocked_s = 0.0
+        self._first = 0
         self._taken_at_step: int | None = None
         self._retry_at_step = 0
         self.committed = 0
@@ -174,6 +177,7 @@ class Snapshots:
             vault.close()
             return False
         self._vault, self._parts, self._retry_at_step = vault, {}, 0
+        self._first = FIRST
         return True
 
     def reopen(self, path: Path, need: Need) -> bool:
@@ -189,7 +193,7 @@ class Snapshots:
 
     def go_on_from(self, vault: VaultFile, generation: Generation) -> None:
         """It is what the rank was restored from, kept until there is a newer one. The vault is ours from now on."""
-        self._vault = vault
+        self._vault, self._first = vault, FIRST
         self.committed, self.committed_step = generation.number, generation.step
         self._number = max(self._number, generation.number)
 
@@ -208,6 +212,9 @@ class Snapshots:
             return False
         cost_s += self._blocked_s
         self._blocked_s = 0.0
+        if self._first > 0:
+            self._first -= 1
+            return False
         return self._interval.take_cost(cost_s)
 
     def take(self) -> int:

@@ -91,10 +91,11 @@ def make_settings(journal: Path, **values: Any) -> ControllerSettings:
 class Client:
     """One agent's, sidecar's and operator's view of a controller in this process."""
 
-    def __init__(self, http: httpx.AsyncClient, controller: Controller, loop: Loop) -> None:
+    def __init__(self, http: httpx.AsyncClient, app: FastAPI) -> None:
         self.http = http
-        self.controller = controller
-        self.loop = loop
+        self.app = app
+        self.controller: Controller = app.state.controller
+        self.loop: Loop = app.state.loop
 
     async def register(self, agent_id: str = "island-0", instance: str = "first", **fields: Any) -> AgentLease:
         body = registration(agent_id, instance, **fields)
@@ -142,7 +143,7 @@ async def running_app(app: FastAPI) -> AsyncIterator[Client]:
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://controller") as http:
-            yield Client(http, app.state.controller, app.state.loop)
+            yield Client(http, app)
 
 
 def play(

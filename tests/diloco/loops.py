@@ -39,6 +39,25 @@ class Loop:
     num_shards: int = 4
 
     def __post_init__(self) -> None:
+        self._make()
+        chosen = {
+            "synchronizer": self.url,
+            "slot": self.slot,
+            "sync_every": 5,
+            "timeout_s": TIMEOUT_S,
+            **self.options,
+        }
+        self.island = Island(self.model, self.optimizer, self.data, **chosen)
+
+    @classmethod
+    def plain(cls, slot: int) -> Loop:
+        """One without an island."""
+        loop = cls.__new__(cls)
+        loop.slot, loop.num_shards = slot, 4
+        loop._make()
+        return loop
+
+    def _make(self) -> None:
         self.model: nn.Module = build_model(TINY, seed=0)
         self.optimizer: Optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
         self.data = TokenStream(
@@ -49,25 +68,21 @@ class Loop:
             batch_size=BATCH_SIZE,
             length=TINY.context,
         )
-        chosen = {
-            "synchronizer": self.url,
-            "slot": self.slot,
-            "sync_every": 5,
-            "timeout_s": TIMEOUT_S,
-            **self.options,
-        }
-        self.island = Island(self.model, self.optimizer, self.data, **chosen)
 
     def train(self, num_steps: int) -> Loop:
         """Take steps until so many have been taken in the whole run."""
         while self.island.num_steps < num_steps:
-            batch = next(self.data)
-            loss = next_byte_loss(self.model, batch)
-            self.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            self.optimizer.step()
-            self.island.step(tokens=batch[:, 1:].numel())
+            self.island.step(tokens=self.take_step())
         return self
+
+    def take_step(self) -> int:
+        """One inner step; returns its tokens."""
+        batch = next(self.data)
+        loss = next_byte_loss(self.model, batch)
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return batch[:, 1:].numel()
 
     def saved(self) -> bytes:
         """The state as it is written to a file and read from it by any user."""

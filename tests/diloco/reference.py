@@ -7,6 +7,8 @@ Nothing here knows of torch, buffers, files or wires. What the tests compare wit
     delta = sum(t[i] * w(s[i]) * d[i]) / sum(t[i])             tokens as weights; buffered: FedBuff, arXiv 2106.06639
     m    <- mu * m + delta
     g    <- g - lr * (delta + mu * m)                          Nesterov as in torch.optim.SGD; mu = 0 is plain SGD
+    b    <- b + delta, and once in N steps m <- mu * m + b / N, b <- 0;
+    g    <- g - lr * (delta / N + a * mu * m), a = 1 - c * N + c then, else c      delayed Nesterov, arXiv 2401.09135
     l    <- g' + (l - l at the push)                           delayed application; Streaming DiLoCo, arXiv 2501.18512
     c     = d + e,   e <- c - Q(c)                             error feedback; arXiv 1901.09847
 """
@@ -59,6 +61,26 @@ class Outer:
     def step(self, delta: Vector) -> None:
         self.momentum = self.mu * self.momentum + delta
         self.parameters = self.parameters - self.lr * (delta + self.mu * self.momentum)
+
+
+@dataclass
+class Delayed(Outer):
+    """The same with momentum once every ``num_steps`` steps."""
+
+    num_steps: int
+    activation: float
+    received: list[Vector] = field(default_factory=list)
+    """Pseudo-gradients since the momentum's last step."""
+
+    def step(self, delta: Vector) -> None:
+        self.received.append(delta)
+        weight = self.activation
+        if len(self.received) == self.num_steps:
+            self.momentum = self.mu * self.momentum + np.mean(self.received, axis=0)
+            weight = 1 - self.activation * self.num_steps + self.activation
+            self.received = []
+        move = delta / self.num_steps + weight * self.mu * self.momentum
+        self.parameters = self.parameters - self.lr * move
 
 
 @dataclass

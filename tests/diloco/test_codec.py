@@ -177,3 +177,36 @@ def test_an_unknown_codec_is_refused_with_those_there_are() -> None:
         codec_named("int3")
     assert caught.value.field == "codec"
     assert "--codec" in str(caught.value.remedy)
+
+
+@every_codec
+@pytest.mark.parametrize("size", [1, BLOCK, CHUNK + BLOCK + 5])
+def test_parts_decode_to_the_bits_of_the_whole(codec: Codec, size: int) -> None:
+    payload = codec.encode(noise(size)).clone()
+    step = 3 * BLOCK * 101
+    parts = [
+        codec.decode_part(payload, size, start, torch.empty(min(step, size - start))).clone()
+        for start in range(0, size, step)
+    ]
+    assert torch.equal(torch.cat(parts), codec.decode(payload, size))
+    with pytest.raises(InputError, match="values take"):
+        codec.decode_part(payload[:-1], size, 0, torch.empty(1))
+
+
+@every_codec
+@given(payload=st.binary(min_size=102, max_size=102))
+def test_no_vector_is_longer_than_its_bound(codec: Codec, payload: bytes) -> None:
+    """Whatever the bytes are, also such as nobody encoded."""
+    num_values = {"fp32": 25, "bf16": 51, "int8": 100, "int4": 200}[codec.name]
+    raw = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+    if codec.name == "int4":
+        raw = torch.cat([raw, raw[:6]])
+    if codec.name == "int8":
+        raw = torch.cat([raw, raw[:2]])
+    raw = raw[: codec.num_bytes(num_values)].clone()
+    decoded = codec.decode(raw, num_values)
+    limit = codec.norm_bound(raw, num_values)
+    if not torch.isfinite(decoded).all():
+        assert not limit < 3e38
+    else:
+        assert not float(torch.linalg.vector_norm(decoded.double())) > limit * (1 + 1e-5)

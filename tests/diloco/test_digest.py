@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from diloco.digest import (
     ByteRange,
@@ -12,6 +16,7 @@ from diloco.digest import (
     parse_digest,
     parse_range,
     sha256,
+    sha256_of_start,
     verify_digest,
 )
 from service.errors import InputError
@@ -32,6 +37,14 @@ def test_a_digest_that_cannot_be_read_is_named(value: str | None) -> None:
 def test_other_bytes_do_not_match() -> None:
     with pytest.raises(InputError, match="does not match"):
         verify_digest(b"abd", format_digest(sha256(b"abc")))
+
+
+@given(data=st.binary(max_size=60), cuts=st.lists(st.integers(0, 60), max_size=4), size=st.integers(1, 70))
+def test_the_digest_of_the_start_comes_with_that_of_the_whole(data: bytes, cuts: list[int], size: int) -> None:
+    places = [0, *sorted(cuts), len(data)]
+    pieces = [memoryview(data)[start:stop] for start, stop in pairwise(places)]
+    assert b"".join(pieces) == data[: places[-2]] + data[places[-2] :]
+    assert sha256_of_start(pieces, size) == (sha256(data[:size]), sha256(data))
 
 
 def test_a_content_range_is_read_as_it_was_written() -> None:

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from diloco.data import TokenStream
-from diloco.exchange import Exchange, Pending
+from diloco.exchange import Exchange
 from diloco.fragment import flatten_module, unflatten_into
 from diloco.inner import InnerConfig, InnerLoop
 from diloco.island import Island
 from diloco.model import ModelSize, build_model
 from diloco.protocol import SyncCommand
 from diloco.schema import SyncOutcome, SyncReport
+from diloco.syncs import Pending
 from diloco.transport import SynchronizerClient
 from service.errors import UnavailableError
 

@@ -156,7 +156,7 @@ def test_everything_trains_that_a_module_may_be(serve: Serve, tmp_path: Path) ->
             island.step(tokens=8)
         assert island.version == 2
         state = island.state_dict()
-    assert flatten_module(model).numel() == state["member"]["global"].numel() == 4 + 4 + 16
+    assert flatten_module(model).numel() == state["fragments"][0]["global"].numel() == 4 + 4 + 16
     assert torch.equal(model.frozen.weight, frozen)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from diloco.outer import Contribution, OuterOptimizer
+from diloco.outer import BLOCK, Contribution, OuterOptimizer
 from tests.diloco import reference
 from tests.diloco.reference import Vector
 
@@ -96,3 +96,22 @@ def test_a_proposal_that_is_not_committed_changes_nothing() -> None:
     assert torch.equal(again.parameters, first)
     outer.commit()
     assert torch.equal(outer.parameters, first)
+
+
+@pytest.mark.parametrize("num_islands", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, BLOCK, 2 * BLOCK + 77])
+def test_a_step_block_by_block_is_the_step_in_one_piece_bit_for_bit(size: int, num_islands: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    before, velocity, *locals_ = (torch.randn(size, generator=generator) for _ in range(2 + num_islands))
+    tokens = [7 + 100 * slot for slot in range(num_islands)]
+    outer = OuterOptimizer(before.clone(), velocity.clone(), lr=LR, mu=MU)
+    given = zip(locals_, tokens, strict=True)
+    proposal = outer.propose({slot: Contribution(local=one, tokens=n) for slot, (one, n) in enumerate(given)})
+    mean = locals_[0].clone()
+    for local, count in zip(locals_[1:], tokens[1:], strict=True):
+        mean.add_(local - locals_[0], alpha=count / sum(tokens))
+    delta = before - mean
+    momentum = delta.add(velocity, alpha=MU)
+    assert torch.equal(proposal.momentum, momentum)
+    assert torch.equal(proposal.parameters, mean.add(delta, alpha=1.0 - LR).sub(momentum, alpha=LR * MU))
+    assert proposal.pseudo_gradient_norm == pytest.approx(float(torch.linalg.vector_norm(delta)), rel=1e-5)

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco.phase import PhaseClock, PhaseTeller, Waited
-from diloco.schema import (
+from diloco.trainer_schema import (
     TRAINER_BYTES,
     TRAINER_GLOB,
     TRAINER_PHASES,

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from diloco.codec import CODECS
 from diloco.digest import sha256
-from diloco.exchange import Exchange, Pending
+from diloco.exchange import Exchange
 from diloco.fragment import flatten_module, unflatten_into, wire_bytes
+from diloco.incoming import Held
 from diloco.island import Island
 from diloco.protocol import SyncCommand
 from diloco.schema import (
@@ -35,7 +36,8 @@ from diloco.schema import (
 )
 from diloco.synchronizer.config import SynchronizerSettings
 from diloco.synchronizer.generation import path_of
-from diloco.transport import Held, SynchronizerClient
+from diloco.syncs import Pending
+from diloco.transport import SynchronizerClient
 from tests.diloco.conftest import served
 
 SIZE = 201

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from diloco.codec import CODECS
 from diloco.data import TokenStream
 from diloco.errors import ManifestError, RoundClosedError
-from diloco.exchange import Pending
 from diloco.fragment import flatten_module, unflatten_into
 from diloco.inner import InnerConfig, InnerLoop
 from diloco.island import Island
@@ -23,6 +22,7 @@ from diloco.outer import Contribution, OuterOptimizer
 from diloco.protocol import SyncCommand
 from diloco.schema import SyncOutcome, SyncReport
 from diloco.streaming import StreamingExchange, StreamingIsland
+from diloco.syncs import Pending
 from diloco.transport import SynchronizerClient
 from service.errors import InputError, UnavailableError
 

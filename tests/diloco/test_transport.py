@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 from torch import Tensor
@@ -61,6 +62,71 @@ def test_a_round_goes_from_offer_to_pull(serve: Serve, connect: Connect, tmp_pat
     assert torch.equal(pulled, local)
     fragment = client.state(deadline_s=soon()).fragments[0]
     assert (fragment.version, fragment.digest) == (1, sha256(wire_bytes(pulled)).hex())
+
+
+@pytest.mark.parametrize("is_older", [False, True], ids=["new", "older"])
+def test_a_byte_is_hashed_once_where_both_sides_know_how(
+    serve: Serve, connect: Connect, tmp_path: Path, is_older: bool
+) -> None:
+    """An older synchronizer does not say what it wants, and one that reads an older island's requests gets no wish."""
+    client = connect(serve(tmp_path, outer_lr=1.0, outer_momentum=0.0))
+    started(client, LARGE)
+    sent: list[bool] = []
+    answered: list[bool] = []
+
+    def note_request(request: httpx.Request) -> None:
+        if request.method == "PUT":
+            sent.append("Content-Digest" in request.headers)
+        if is_older:
+            request.headers.pop("Want-Content-Digest", None)
+
+    def note_answer(response: httpx.Response) -> None:
+        if response.status_code == 206:
+            answered.append("Content-Digest" in response.headers)
+        if is_older:
+            response.headers.pop("Want-Content-Digest", None)
+
+    client._http.event_hooks = {"request": [note_request], "response": [note_answer]}
+    local, pulled = vector(1, LARGE), torch.empty(LARGE)
+    assert push(client, local)
+    assert client.wait_version(0, deadline_s=soon()) == 1
+    client.pull(1, pulled, deadline_s=soon())
+    assert torch.equal(pulled, local)
+    assert sent == [True, is_older, is_older, is_older]
+    assert answered == [is_older] * 4
+
+
+@pytest.mark.parametrize("chunk", [0, 2])
+def test_bytes_that_change_on_the_way_are_noticed(serve: Serve, connect: Connect, tmp_path: Path, chunk: int) -> None:
+    client = connect(serve(tmp_path, outer_lr=1.0, outer_momentum=0.0))
+    initial = started(client, LARGE)
+    damaged = 0
+
+    def damage(message: httpx.Request | httpx.Response) -> None:
+        nonlocal damaged
+        field = "Content-Range" if isinstance(message, httpx.Request) else "content-range"
+        if message.headers.get(field, "").startswith(f"bytes {chunk * CHUNK_BYTES}-"):
+            damaged += 1
+            message.read()
+            content = bytearray(message.content)
+            content[-1] ^= 1
+            if isinstance(message, httpx.Request):
+                message.stream = httpx.ByteStream(bytes(content))
+            else:
+                message._content = bytes(content)
+
+    client._http.event_hooks = {"request": [damage], "response": []}
+    with pytest.raises(InputError, match="does not match the bytes that arrived"):
+        push(client, vector(1, LARGE))
+    assert client.state(deadline_s=soon()).fragments[0].open_round.slots == ()
+    client._http.event_hooks = {"request": [], "response": [damage]}
+    with pytest.raises(InputError, match="does not match the bytes that arrived"):
+        client.pull(0, torch.empty(LARGE), deadline_s=soon())
+    assert damaged == 2
+    client._http.event_hooks = {"request": [], "response": []}
+    pulled = torch.empty(LARGE)
+    client.pull(0, pulled, deadline_s=soon())
+    assert torch.equal(pulled, initial)
 
 
 def test_the_first_offer_starts_the_run_and_the_others_learn_it(serve: Serve, connect: Connect, tmp_path: Path) -> None:

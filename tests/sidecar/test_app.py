@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 
 from diloco.phase import PhaseTeller
-from diloco.schema import TrainerPhase
+from diloco.trainer_schema import TrainerPhase
 from sidecar.app import Sidecar, create_app
 from sidecar.config import SidecarSettings
 from sidecar.schema import Calibration, EngineState, Forecast, Load, Pace, SloReport

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco.schema import TRAINER_BYTES, TrainerPhase, TrainerRecord, encode_trainer
+from diloco.trainer_schema import TRAINER_BYTES, TrainerPhase, TrainerRecord, encode_trainer
 from sidecar.calibrator import Phase
 from sidecar.trainers import ALIVE_NS, MAX_TRAINERS, MIN_SHARE, TrainerWatch, phase_of, read_trainer, strongest
 

@@ -90,6 +90,27 @@ def test_loops_sync_when_the_controller_says_and_tell_it_how_far_they_are(
     controller.until(lambda: all(not island["alive"] for island in controller.get("/v1/islands").json()))
 
 
+def test_a_loop_and_an_agent_share_a_run_whose_fragments_sync_in_turn(
+    serve: Serve, run_service: Run, run_island: Run, tmp_path: Path
+) -> None:
+    url = serve(tmp_path / "sync", quorum=2)
+    options = controller_options(tmp_path, url, "--mode", "per_island", "--num-fragments", "3")
+    controller = run_service("controller", *options)
+    agent = run_island("--controller", controller.url, "--agent-id", "agent")
+    with running(controller.url, "loop") as (member,):
+        assert member.island.num_fragments == 3
+        # Two turns of all fragments, each taken by both.
+        wait_until(lambda: member.island.version >= 6)
+        agent.until_progress(lambda p: p.round >= 6)
+        done = controller.until(lambda: [r for r in controller.get("/v1/rounds").json()["rounds"] if r["closed"]][5:])
+        assert all(sorted(each["slots_applied"]) == [0, 1] and not each["slots_failed"] for each in done)
+        fragments = [report.round % 3 for report in member.reports[:6]]
+        assert fragments == [0, 1, 2, 0, 1, 2]
+        assert {report.outcome for report in member.reports} == {SyncOutcome.APPLIED}
+        assert member.error is None
+    assert agent.terminate() == 0
+
+
 def test_loops_wait_while_the_run_is_paused_and_go_on_alone_without_the_controller(
     serve: Serve, run_service: Run, tmp_path: Path
 ) -> None:

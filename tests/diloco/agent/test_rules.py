@@ -135,6 +135,7 @@ def test_pauses_double_up_to_the_longest() -> None:
 def test_deaths_in_quick_succession_add_up_and_a_healthy_life_ends_the_count() -> None:
     assert deaths_in_a_row(2, lived_s=1.0) == 3
     assert deaths_in_a_row(2, lived_s=3600.0) == 1
+    assert deaths_in_a_row(2, lived_s=1.0, got_further=True) == 1
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def recover(directory: Path) -> list[Accepted]:
 def test_an_accepted_contribution_comes_back_whole(tmp_path: Path) -> None:
     written = [accept(tmp_path, slot=slot) for slot in (0, 5)]
     assert recover(tmp_path) == written
-    assert torch.equal(written[1].vector(8), LOCAL)
+    assert torch.equal(written[1].payload().view(torch.float32), LOCAL)
 
 
 def test_what_a_contribution_said_of_its_round_comes_back(tmp_path: Path) -> None:

@@ -23,6 +23,26 @@ def refused(round_number: int, epoch: int = 5, *, max_staleness: int = 0, merged
 
 
 @pytest.mark.parametrize(
+    ("tokens", "expected"), [(9, Refusal.MERGED), (10, None), (11, None)], ids=["less", "as much", "more"]
+)
+def test_less_progress_does_not_take_the_place_of_more_in_an_open_round(tokens: int, expected: Refusal | None) -> None:
+    claim = Claim(round=3, slot=0, epoch=5, tokens=tokens)
+    assert refusal(claim, Standing(version=3, newest_epoch=5, same_round_tokens=10)) is expected
+
+
+@pytest.mark.parametrize(
+    ("meant", "held", "expected"),
+    [("a", "b", Refusal.OTHER_RUN), ("a", "a", None), (None, "b", None), ("a", None, None)],
+    ids=["another", "this one", "not said", "not known"],
+)
+def test_a_claim_enters_only_the_run_that_it_is_for(
+    meant: str | None, held: str | None, expected: Refusal | None
+) -> None:
+    claim = Claim(round=3, slot=0, epoch=5, tokens=1, run=meant)
+    assert refusal(claim, Standing(version=3, newest_epoch=5, run=held)) is expected
+
+
+@pytest.mark.parametrize(
     ("round_number", "epoch", "expected"),
     [
         (3, 5, None),

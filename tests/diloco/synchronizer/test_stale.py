@@ -15,6 +15,7 @@ from torch import Tensor
 
 from diloco.digest import format_digest, sha256
 from diloco.errors import FencedError, RoundClosedError
+from diloco.fragment import wire_bytes
 from diloco.schema import ChunkReply, Manifest, RoundState, TensorSpec
 from diloco.transport import SynchronizerClient
 
@@ -167,6 +168,19 @@ def test_newer_progress_takes_the_place_of_a_stale_one(start: Start) -> None:
     assert peer.client.wait_version(1, deadline_s=soon()) == 2
     assert not torch.equal(g, peer.pulled(2))
     assert torch.equal(peer.pulled(2), vector(8))
+
+
+def test_a_copy_of_an_older_contribution_does_not_take_the_place_of_a_newer_one(start: Start) -> None:
+    """As of a request that was given up on and stood in a queue while its sender went on."""
+    peer = start(quorum=2)
+    peer.push(vector(7), round_number=0, slot=1, tokens=10)
+    newer = peer.push(vector(8), round_number=0, slot=1, tokens=20)
+    with pytest.raises(RoundClosedError):
+        peer.push(vector(7), round_number=0, slot=1, tokens=10)
+    peer.push(vector(9), round_number=0, slot=0)
+    assert peer.client.wait_version(0, deadline_s=soon()) == 1
+    (applied,) = peer.client.fetch(1, torch.empty(SIZE), deadline_s=soon(), slot=1).applied or ()
+    assert applied.digest == newer.digest == sha256(wire_bytes(vector(8))).hex()
 
 
 def test_an_upload_whose_round_closes_meanwhile_goes_on_as_a_stale_one(start: Start) -> None:

@@ -36,11 +36,18 @@ class Slot:
 
     def __init__(self, config: WorkerConfig, directory: Path) -> None:
         self._config = config
-        self.path = directory / f"slot-{config.slot}.vault"
+        self.path = directory / f"slot-{config.slot}-rank-{config.rank}.vault"
         self._vault: VaultFile | None = None
         self.commands: list[SyncCommand] = []
         self.worker = self._start(None)
         self.workers = [self.worker]
+
+    def begin_again(self, **place: Any) -> None:
+        """Start the next life, which is ready when the other ranks are."""
+        first_number = self.vault.newest_number()
+        known = {"path": self.path, "first_number": first_number, "epoch": 1}
+        self.worker = self._start(VaultPlace(**(known | place)))
+        self.workers.append(self.worker)
 
     def plan(self, *commands: SyncCommand) -> None:
         """Syncs that are still to come; the next life hears of those that have not ended."""
@@ -81,9 +88,11 @@ class Slot:
 
     def restart(self, **place: Any) -> RestoredEvent:
         """Start the next life, and tell it what syncs are to come, as its agent does."""
-        first_number = self.vault.newest_number()
-        self.worker = self._start(VaultPlace(**{"path": self.path, "first_number": first_number, "epoch": 1} | place))
-        self.workers.append(self.worker)
+        self.begin_again(**place)
+        return self.hear_again()
+
+    def hear_again(self) -> RestoredEvent:
+        """Wait until it goes on, and tell it what syncs are to come."""
         ready = self.wait_ready()
         done = ready.version + ready.resumes_sync
         for command in self.commands:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from diloco.schema import TRAINER_GLOB
+from diloco.trainer_schema import TRAINER_GLOB
 from sidecar.doctor_gate import look_at_gate
 from sidecar.pace_order import ORDER_FILE, keep_order, read_order
 from sidecar.schema import PaceMode
