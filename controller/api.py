@@ -137,7 +137,7 @@ def _add_agent_routes(router: APIRouter, controller: Controller, watch: DeathWat
         wait_s: Annotated[float, Query(ge=0, le=MAX_WAIT_S)] = 0.0,
     ) -> Response:
         asking = controller.directives(agent_id, instance=instance, after=after, wait_s=wait_s)
-        return _answer(await watch.while_connected(request, agent_id, instance, asking))
+        return _answer(await watch.while_connected(request.receive, agent_id, instance, asking))
 
     @router.delete(
         "/agents/{agent_id:path}", tags=["agents"], status_code=204, summary="Leave: the slot is free at once"

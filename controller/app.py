@@ -144,7 +144,7 @@ def _build(
     for router in (build_router(controller, loop, watch), build_lab_router(controller), build_store_router(store)):
         app.include_router(router, dependencies=[Depends(leader_only(controller))])
     app.include_router(dashboard.router)
-    app.router.routes[:0] = plain_routes(controller)
+    app.router.routes[:0] = plain_routes(controller, watch)
     app.state.loop = loop
     app.state.controller = controller
     app.state.dashboard = dashboard

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 import anyio
 import httpx
-from fastapi import Request
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 from controller.core import Controller
 from controller.loop import Loop
@@ -60,9 +60,11 @@ class DeathWatch:
         self._to_greet: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
 
     async def while_connected(
-        self, request: Request, agent_id: str, instance: str, answer: Coroutine[Any, Any, T]
+        self, receive: Receive, agent_id: str, instance: str, answer: Coroutine[Any, Any, T]
     ) -> T:
         """The answer to a long poll, unless the agent goes away while it waits: then its end is looked into.
+
+        ``receive`` brings the messages of the request, and its end.
 
         Raises:
             ClientDisconnect: it went away.
@@ -72,7 +74,7 @@ class DeathWatch:
             self._greeted[agent_id] = instance
             self._to_greet.put_nowait((agent_id, instance))
         with anyio.CancelScope() as waiting:
-            listening = asyncio.create_task(_cancel_at_disconnect(request, waiting))
+            listening = asyncio.create_task(_cancel_at_disconnect(receive, waiting))
             try:
                 return await answer
             finally:
@@ -140,8 +142,8 @@ class DeathWatch:
         return agent if agent is not None and agent.active and agent.instance == instance else None
 
 
-async def _cancel_at_disconnect(request: Request, waiting: anyio.CancelScope) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def _cancel_at_disconnect(receive: Receive, waiting: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass
     waiting.cancel()
 

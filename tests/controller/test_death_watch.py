@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 from controller.death_watch import DeathWatch, refuses
 from diloco.schema import AgentStatus
@@ -62,12 +63,12 @@ class Listener:
         self._socket.close()
 
 
-def request(disconnected: asyncio.Event) -> Request:
+def messages(disconnected: asyncio.Event) -> Receive:
     async def receive() -> dict[str, Any]:
         await disconnected.wait()
         return {"type": "http.disconnect"}
 
-    return Request({"type": "http", "method": "GET", "path": "/", "headers": []}, receive)
+    return receive
 
 
 def watch_of(client: Client) -> DeathWatch:
@@ -78,7 +79,7 @@ async def lose_connection(client: Client, watch: DeathWatch, *, instance: str = 
     """A long poll of the agent ``a`` that breaks."""
     disconnected = asyncio.Event()
     asking = client.controller.directives("a", instance=instance, after=10**9, wait_s=30)
-    polling = asyncio.create_task(watch.while_connected(request(disconnected), "a", instance, asking))
+    polling = asyncio.create_task(watch.while_connected(messages(disconnected), "a", instance, asking))
     await asyncio.sleep(0)
     disconnected.set()
     with pytest.raises(ClientDisconnect):
