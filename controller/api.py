@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from controller import examples
 from controller.control import Operator
 from controller.core import Controller
+from controller.death_watch import DeathWatch
 from controller.export.api import build_export_router
 from controller.loop import Loop
 from controller.schema import (
@@ -49,13 +50,13 @@ AgentId = Annotated[str, Path(min_length=1, max_length=128)]
 Instance = Annotated[str, Query(min_length=1, max_length=64, description="The process that asks.")]
 
 
-def build_router(controller: Controller, loop: Loop) -> APIRouter:
+def build_router(controller: Controller, loop: Loop, watch: DeathWatch) -> APIRouter:
     router = APIRouter(prefix="/v1")
     _add_fleet_routes(router, controller)
     _add_operator_routes(router, controller, Operator(controller, loop))
     router.include_router(build_export_router(controller))
     agents = APIRouter(route_class=counting_route(controller.metrics.reports.labels("invalid")))
-    _add_agent_routes(agents, controller)
+    _add_agent_routes(agents, controller, watch)
     router.include_router(agents)
     return router
 
@@ -104,7 +105,7 @@ def _add_fleet_routes(router: APIRouter, controller: Controller) -> None:
         return controller.rounds(limit=limit)
 
 
-def _add_agent_routes(router: APIRouter, controller: Controller) -> None:
+def _add_agent_routes(router: APIRouter, controller: Controller, watch: DeathWatch) -> None:
     @router.post("/agents", tags=["agents"], summary="Register, or renew after a restart")
     async def post_agent(
         request: Annotated[AgentRegistration, Body(openapi_examples=examples.REGISTRATION)],
@@ -129,12 +130,14 @@ def _add_agent_routes(router: APIRouter, controller: Controller) -> None:
         response_model=Directives,
     )
     async def get_directives(
+        request: Request,
         agent_id: AgentId,
         instance: Instance,
         after: Annotated[int, Query(ge=0, le=MAX_NUMBER, description="Number of the last directive seen.")] = 0,
         wait_s: Annotated[float, Query(ge=0, le=MAX_WAIT_S)] = 0.0,
     ) -> Response:
-        return _answer(await controller.directives(agent_id, instance=instance, after=after, wait_s=wait_s))
+        asking = controller.directives(agent_id, instance=instance, after=after, wait_s=wait_s)
+        return _answer(await watch.while_connected(request.receive, agent_id, instance, asking))
 
     @router.delete(
         "/agents/{agent_id:path}", tags=["agents"], status_code=204, summary="Leave: the slot is free at once"

@@ -17,6 +17,7 @@ from controller.config import ControllerSettings
 from controller.core import Controller
 from controller.dashboard.service import Dashboard
 from controller.database_url import DatabaseUrl
+from controller.death_watch import DeathWatch
 from controller.headroom import CostSource
 from controller.headroom_monitor import EVERY_S as HEADROOM_EVERY_S
 from controller.journal import Journal
@@ -94,6 +95,7 @@ def _build(
     settings: ControllerSettings, controller: Controller, contender: Contender | None = None, seat: Seat | None = None
 ) -> FastAPI:
     loop = Loop(controller)
+    watch = DeathWatch(controller, loop, settings)
     dashboard = Dashboard(controller)
     recall = Recall(controller)
     # In memory alone: after a restart it is empty, and groups are made anew under a new epoch.
@@ -114,6 +116,7 @@ def _build(
             tasks.start("lead", partial(contender.run, tasks.exit, seat))
         tasks.start("recall", lambda: every(RECALL_EVERY_S, tasks.exit, recall.tick))
         tasks.start("watch", lambda: every(settings.watch_every_s, tasks.exit, loop.note_running))
+        tasks.start("greet", lambda: watch.greet_new(tasks.exit))
         tasks.start("decide", lambda: every(settings.tick_s, tasks.exit, loop.tick))
         tasks.start("follow costs", lambda: every(settings.tick_s, tasks.exit, loop.follow_costs))
         tasks.start("headroom", lambda: every(HEADROOM_EVERY_S, tasks.exit, loop.refresh_headroom))
@@ -138,10 +141,10 @@ def _build(
     )
     app.add_middleware(CountRefusals, refusals=controller.metrics.refusals)
     app.add_exception_handler(StandbyError, answer_standby)
-    for router in (build_router(controller, loop), build_lab_router(controller), build_store_router(store)):
+    for router in (build_router(controller, loop, watch), build_lab_router(controller), build_store_router(store)):
         app.include_router(router, dependencies=[Depends(leader_only(controller))])
     app.include_router(dashboard.router)
-    app.router.routes[:0] = plain_routes(controller)
+    app.router.routes[:0] = plain_routes(controller, watch)
     app.state.loop = loop
     app.state.controller = controller
     app.state.dashboard = dashboard

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 Clock = Callable[[], float]
 R = TypeVar("R", bound=Record)
 
+RESTART_TIMES = ("last_sign_s", "detected_s", "fenced_s", "fetched_s", "loaded_s", "first_step_s")
 NOTICED_S = 1.0
 """Less is within what hosts differ by anyway, and samples are forgiven (`controller.samples`)."""
 
@@ -100,7 +101,9 @@ def own_beat(beat: Heartbeat, correction_s: float) -> Heartbeat:
         return beat
     progress = None if beat.progress is None else progress_at(beat.progress, -correction_s)
     syncs = [_own_report(report, correction_s) for report in beat.syncs]
-    return moved(beat, -correction_s, "t_s").model_copy(update={"progress": progress, "syncs": syncs})
+    restarts = [moved(restart, -correction_s, *RESTART_TIMES) for restart in beat.restarts]
+    changes = {"progress": progress, "syncs": syncs, "restarts": restarts}
+    return moved(beat, -correction_s, "t_s").model_copy(update=changes)
 
 
 def _own_report(report: SyncReport, correction_s: float) -> SyncReport:

@@ -7,6 +7,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from controller.buddies import MAX_FACTOR
 from controller.budget import check_budget
 from controller.database_url import DatabaseUrl, read_journal
 from controller.policy import PolicyContext, make_policy
@@ -97,6 +98,10 @@ class ControllerSettings(ServiceSettings):
     synchronizer_url: Urls | None = None
     """Where islands find the synchronizer, or all that share the run's fragments, in the order of their --shard and
     with commas between them; told to islands when they register."""
+    replication_factor: int = Field(default=1, ge=0, le=MAX_FACTOR)
+    """Other hosts that keep a replica of each island's newest state, so that a spare goes on where it was."""
+    allow_same_node_buddies: bool = False
+    """Let an agent keep the replica of an island on its own node, which dies with it: for tests on one machine."""
     seed: int = Field(default=0, ge=0)
     """Seed of what policies draw."""
 

@@ -40,7 +40,7 @@ class Operator:
             effect = describe(steps)
             if not request.dry_run:
                 for step in steps:
-                    self._controller.handover.carry_out(step, now_s=self._controller.clock())
+                    self._controller.desk.handover.carry_out(step, now_s=self._controller.clock())
         elif request.action is ControlAction.SYNC_NOW:
             effect = self._loop.sync_now(dry_run=request.dry_run)
         else:

@@ -15,7 +15,6 @@ from controller.budget import check_budget, is_over
 from controller.clock import Clock, autonomy_at, correction_of, directive_at, own_beat, progress_at
 from controller.commits import Commits
 from controller.dashboard.recent import Recent, read_recent
-from controller.handover import Handover
 from controller.headroom import CostSource
 from controller.intake import Intake
 from controller.lab import Lab
@@ -26,6 +25,7 @@ from controller.nonsense import check_heartbeat
 from controller.orders import write_sync
 from controller.policy.base import Binding, summarize
 from controller.records import AgentRecord, Membership
+from controller.recovery_desk import RecoveryDesk
 from controller.right_of_way import RightOfWay
 from controller.rounds import first_failure, outcome_of
 from controller.schema import (
@@ -87,8 +87,8 @@ class Controller:
             )
         )
         self._tenure: Tenure | None = None
+        self.desk = RecoveryDesk(self)
         self.enter(self.prepare(state) if state is not None else None)
-        self.handover = Handover(self)
         self.right_of_way = RightOfWay()
         self._intake = Intake(self)
         self._commits = Commits(lambda: self.state.journal, self.leadership)
@@ -104,7 +104,7 @@ class Controller:
         """Work on this from now on; on nothing, while another controller leads."""
         self._tenure = tenure
         if tenure is not None and tenure.state.restart is not None:
-            self._note_recovery(tenure.state.restart)
+            self.desk.note(tenure.state.restart)
 
     @property
     def has_state(self) -> bool:
@@ -199,6 +199,7 @@ class Controller:
             autonomy=self._autonomy(),
             sync_timeout_s=settings.sync_timeout_s,
             num_fragments=settings.num_fragments,
+            **self.desk.lease_extras(agent),
         )
 
     def _repeat_open_sync(self, agent: AgentRecord) -> None:
@@ -232,13 +233,20 @@ class Controller:
             self.metrics.reports.labels("refused").inc()
             raise
         self.metrics.reports.labels("accepted").inc()
-        durable = await self._commits.soon() if beat.syncs else True
+        seq = self.state.mailboxes.seq
+        if beat.restarts or beat.handed_over:
+            durable = await self._commits.now()
+        else:
+            durable = await self._commits.soon() if beat.syncs else True
+        if beat.handed_over is not None:
+            self.state.mailboxes.announce(seq)
         return HeartbeatReply(
             epoch=max(agent.granted_epoch, self.state.registry.epoch),
             directive_seq=self.state.mailboxes.seq,
             syncs_acknowledged=len(beat.syncs) if durable else 0,
             paused=self.state.paused,
             autonomy=self._autonomy(),
+            **self.desk.reply_extras(agent),
         )
 
     def _accept_beat(self, agent_id: str, beat: Heartbeat) -> AgentRecord:
@@ -249,8 +257,6 @@ class Controller:
         check_heartbeat(beat, registry.known(agent, version=self.state.version), now_s=now_s)
         told = registry.version
         before, agent = agent, registry.beat(agent, beat, now_s=now_s)
-        for record in self.state.recoveries.hear(before, agent, epoch=registry.epoch, now_s=now_s):
-            self._note_recovery(record)
         if agent.slot is not None:
             for report in beat.syncs:
                 self.state.rounds.absorb(
@@ -263,22 +269,16 @@ class Controller:
                 )
         if beat.syncs or registry.version != told:
             self.close_rounds(now_s)
-        self.handover.after_syncs(agent, beat.syncs, now_s=now_s)
+        self.desk.hear(before, agent, beat, now_s=now_s)
         return agent
 
     def note_recoveries(self, now_s: float) -> None:
         """Journal what the latest changes of membership mean."""
-        for change in self.state.registry.take_changes():
-            for record in self.state.recoveries.follow(change, epoch=self.state.registry.epoch, now_s=now_s):
-                self._note_recovery(record)
+        self.desk.note_changes(now_s)
 
-    def _note_recovery(self, record: Recovery) -> None:
-        self.state.keep_recovery(record)
+    def remember_recovery(self, record: Recovery) -> None:
+        """For the dashboard."""
         self.recent.recoveries.append(record)
-        self.metrics.recoveries.labels(record.kind).inc()
-        logger.info(
-            "recovery kind=%s slot=%s agent=%s epoch=%d", record.kind, record.slot, record.agent_id, record.epoch
-        )
 
     def close_rounds(self, now_s: float) -> None:
         """Close the rounds that have everything, and count them."""
@@ -307,6 +307,13 @@ class Controller:
         self.close_rounds(self.clock())
         logger.info("left agent=%s epoch=%d", agent_id, self.state.registry.epoch)
         await self.state.journal.commit()
+
+    def give_up(self, agent: AgentRecord) -> None:
+        """Its process is gone for certain."""
+        self.metrics.leases_lost.inc()
+        self.state.registry.give_up(agent, now_s=self.clock())
+        self.note_recoveries(self.clock())
+        self.close_rounds(self.clock())
 
     async def set_policy(self, spec: PolicySpec) -> PolicySpec:
         self.lab.experiments.check_idle("policy")

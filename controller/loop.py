@@ -95,6 +95,7 @@ class Loop:
                 "lease lost agent=%s slot=%s epoch=%d", agent.agent_id, agent.slot, self._state.registry.epoch
             )
         self._controller.note_recoveries(now_s)
+        self._controller.desk.on_tick(now_s)
         self._controller.close_rounds(now_s)
         self._controller.lab.before_decision(now_s)
         islands = self._islands_mode

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from controller.schema import Heartbeat
-from diloco.schema import Phase, Progress, SyncReport
+from diloco.schema import Phase, Progress, Restart, SyncReport
 from service.errors import InputError
 
 # The fastest step of the smallest model takes 10 µs. The share "at once" is for heartbeats that were held up.
@@ -86,6 +86,8 @@ def check_heartbeat(beat: Heartbeat, known: Known, *, now_s: float) -> None:
         _check_growth(beat.progress, known, now_s)
     for index, report in enumerate(beat.syncs):
         _check_sync(report, f"syncs.{index}", known, now_s)
+    for index, restart in enumerate(beat.restarts):
+        _check_restart(restart, f"restarts.{index}", now_s)
 
 
 def _check_alone(progress: Progress, now_s: float) -> None:
@@ -145,6 +147,13 @@ def _check_sync(report: SyncReport, where: str, known: Known, now_s: float) -> N
     _at_most(report.blocked_s, report.finished_s - report.started_s + CLOCK_TOLERANCE_S, f"{where}.blocked_s")
     _not_in_future(report.pushed_s, f"{where}.pushed_s", now_s)
     _not_in_future(report.finished_s, f"{where}.finished_s", now_s)
+
+
+def _check_restart(restart: Restart, where: str, now_s: float) -> None:
+    for name in ("from_step", "steps_repeated", "steps_lost"):
+        _at_most(getattr(restart, name), LIMITS["step"], f"{where}.{name}")
+    _not_in_future(restart.detected_s, f"{where}.detected_s", now_s)
+    _not_in_future(restart.first_step_s, f"{where}.first_step_s", now_s)
 
 
 def _check_round(round_: int, where: str, known: Known, now_s: float) -> None:

@@ -19,6 +19,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Message, Receive, Scope, Send
 
 from controller.core import Controller
+from controller.death_watch import DeathWatch
 from controller.schema import Heartbeat
 
 AGENTS = "/v1/agents/"
@@ -32,9 +33,9 @@ LEFT_ALONE = "wadiloco.left_alone"
 """In the scope of a request that was looked at here and is the framework's."""
 
 
-def plain_routes(controller: Controller) -> list[BaseRoute]:
+def plain_routes(controller: Controller, watch: DeathWatch) -> list[BaseRoute]:
     """To be asked before all others."""
-    return [PlainPoll(controller), PlainHeartbeat(controller)]
+    return [PlainPoll(controller, watch), PlainHeartbeat(controller)]
 
 
 class PlainRoute(BaseRoute):
@@ -70,12 +71,18 @@ class PlainPoll(PlainRoute):
     method = "GET"
     last_part = "/directives"
 
+    def __init__(self, controller: Controller, watch: DeathWatch) -> None:
+        super().__init__(controller)
+        self._watch = watch
+
     def read(self, scope: Scope) -> dict[str, Any] | None:
         return read_poll(scope["query_string"])
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._controller.check_leads()
-        await _answer(send, await self._controller.directives(**scope["path_params"]))
+        asked = scope["path_params"]
+        asking = self._controller.directives(**asked)
+        await _answer(send, await self._watch.while_connected(receive, asked["agent_id"], asked["instance"], asking))
 
 
 class PlainHeartbeat(PlainRoute):

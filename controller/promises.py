@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 
 from controller.records import AgentRecord
 from controller.roster import Roster
+from controller.takers import best_taker
 
 
 def promised_slots(islands: Iterable[AgentRecord], *, but: Collection[str] = ()) -> dict[str, int]:
@@ -28,11 +29,10 @@ def next_promotion(roster: Roster) -> tuple[AgentRecord, int] | None:
     if not waiting or not free:
         return None
     promised = promised_slots(agent for agent in roster.holders if agent.active)
-    heir = next((agent for agent in waiting if agent.agent_id not in promised), None)
-    if heir is not None:
-        return heir, free[0]
+    if heirs := [agent for agent in waiting if agent.agent_id not in promised]:
+        return best_taker(heirs, free[0]), free[0]
     slot = next((slot for slot in free if not was_emptied(roster, slot)), None)
-    return None if slot is None else (waiting[0], slot)
+    return None if slot is None else (best_taker(waiting, slot), slot)
 
 
 def free_slot_for(roster: Roster, agent_id: str) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from controller.schema import BudgetSpec, ControlAction, PolicySpec, RoundRecord
+from diloco.recovery_schema import ReplicaNotice
 from diloco.schema import Progress, SyncOutcome, SyncReport
 from service.wire import Wire
 
@@ -15,15 +16,19 @@ class Membership(StrEnum):
     LOST = "lost"
     """Missed its lease; its slot is kept for it for a while."""
     LEFT = "left"
+    GONE = "gone"
+    """Its process is known to have ended without a word: nothing is kept for it."""
 
 
 class Leaving(Wire):
-    """An order that waits for the agent's next outer sync."""
+    """An order that waits for the agent's next outer sync, or for its state to be handed over."""
 
     action: ControlAction
     """`drain` or `swap`."""
     to_agent: str | None = None
     """The spare that is to take the slot; None leaves it to the one that waits longest."""
+    deadline_s: float | None = None
+    """The agent was told to hand its state over, and has until then; None: not yet."""
 
 
 class AgentRecord(Wire):
@@ -55,6 +60,10 @@ class AgentRecord(Wire):
     drained: bool = False
     """It gets no slot until an operator resumes it."""
     leaving: Leaving | None = None
+    keeps_replicas: bool = False
+    hands_over: bool = False
+    replicas: tuple[ReplicaNotice, ...] = ()
+    """What it said last that it keeps of other slots."""
 
     @property
     def active(self) -> bool:

@@ -6,8 +6,9 @@ left, lost its lease, or was silent for three heartbeats (a kill -9 and restart 
 
 An agent holds the epoch of its own membership (``granted_epoch``) or a later one; a heartbeat with an older one comes
 from before its lease was lost, and is refused so that it registers again. Others joining makes nobody's epoch too old.
-The slot of a lost agent is kept for it for one more lease, then the longest-waiting spare gets it: its next heartbeat
-is refused by the same rule, and its registration answers with the slot.
+The slot of a lost agent is kept for it for one more lease, then a spare gets it: the one with the newest replica of the
+slot's state, else the longest-waiting. Its next heartbeat is refused by the same rule, and its registration answers
+with the slot. Of an agent whose process is known to be gone (`give_up`) nothing is kept.
 
 An operator may take a slot from its holder (`release`): a drained agent stays without one until it is resumed.
 """
@@ -258,6 +259,8 @@ class Registry:
             changes |= {"progress": beat.progress, "progress_told_s": now_s, "progress_current": current}
         elif beat.syncs:
             changes |= {"progress_current": False}
+        if beat.replicas is not None:
+            changes |= {"replicas": beat.replicas}
         return self._set(agent, **changes)
 
     def leave(self, agent_id: str, instance: str) -> AgentRecord:
@@ -265,7 +268,16 @@ class Registry:
         agent = self.check(agent_id, instance)
         if agent.slot is not None:
             self._next_epoch()
-        return self._set(agent, membership=Membership.LEFT, slot=None, **_end_of_order(agent))
+        return self._set(agent, membership=Membership.LEFT, slot=None, replicas=(), **_end_of_order(agent))
+
+    def give_up(self, agent: AgentRecord, *, now_s: float) -> AgentRecord:
+        """The process of an active agent is gone for certain: its slot is kept for nobody, and a spare has it now."""
+        if agent.slot is not None:
+            self._next_epoch()
+        ended = {"membership": Membership.GONE, "slot": None, "progress_current": False, "replicas": ()}
+        gone = self._set(agent, **ended, **_end_of_order(agent))
+        self._promote(now_s)
+        return gone
 
     def expire(self, now_s: float) -> list[AgentRecord]:
         """Take the leases of silent agents, and hand slots that became free to waiting ones; returns the lost ones."""
@@ -434,4 +446,7 @@ def _identity(request: AgentRegistration) -> dict[str, Any]:
         "server_id": request.server_id,
         "url": request.url,
         "num_parameters": request.num_parameters,
+        "keeps_replicas": request.keeps_replicas,
+        "hands_over": request.hands_over,
+        "replicas": request.replicas,
     }

@@ -10,6 +10,17 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from controller.recovery_schema import Recovery as Recovery
+from controller.recovery_schema import RecoveryKind as RecoveryKind
+from controller.recovery_schema import RecoveryPage as RecoveryPage
+from controller.recovery_schema import RecoveryRecord as RecoveryRecord
+from diloco.recovery_schema import (
+    MAX_REPLICAS_TOLD,
+    HandoverReport,
+    Peer,
+    ReplicaNotice,
+    ReplicaPlace,
+)
 from diloco.schema import DEFAULT_SYNC_TIMEOUT_S, MAX_FRAGMENTS, Progress, Protection, Restart, Slot, SyncReport
 from service.wire import Order, Wire
 from sidecar.schema import LoadSample, Name
@@ -61,6 +72,12 @@ class AgentRegistration(Wire):
     num_parameters: int | None = Field(default=None, ge=1)
     num_fragments: int = Field(default=1, ge=1, le=MAX_FRAGMENTS)
     """Most parts of the parameters that its worker can sync one by one; how many there are, the lease says."""
+    keeps_replicas: bool = False
+    """It can keep replicas of other slots' state, at ``url``."""
+    hands_over: bool = False
+    """It knows the directive `hand_over`, and sends its state before it gives its slot up."""
+    replicas: tuple[ReplicaNotice, ...] = Field(default=(), max_length=MAX_REPLICAS_TOLD)
+    """What it keeps of other slots now."""
 
 
 class Autonomy(Wire):
@@ -98,6 +115,12 @@ class AgentLease(Wire):
     """From the directive of a round until its islands give up on it; all other deadlines follow (`SyncTimes`)."""
     num_fragments: int = Field(default=1, ge=1, le=MAX_FRAGMENTS)
     """Parts of the parameters that sync in turn in this run, one in each round."""
+    buddies: tuple[Peer, ...] = ()
+    """Who keeps replicas of the slot's state; empty: nobody does."""
+    replicas: tuple[ReplicaPlace, ...] = ()
+    """Complete replicas of the slot's state, as their keepers tell, the newest first."""
+    keeps_slots: tuple[int, ...] = ()
+    """Slots whose replicas this agent is to keep; those of others it may let go."""
 
 
 class Heartbeat(Wire):
@@ -113,6 +136,10 @@ class Heartbeat(Wire):
     """Recoveries of its workers that ended since the last heartbeat that was answered."""
     protection: Protection | None = None
     """What a death would cost now; None without snapshots."""
+    replicas: tuple[ReplicaNotice, ...] | None = Field(default=None, max_length=MAX_REPLICAS_TOLD)
+    """What the agent keeps of other slots now; None: as it said last."""
+    handed_over: HandoverReport | None = None
+    """Answer to the directive `hand_over`."""
 
 
 class HeartbeatReply(Wire):
@@ -121,6 +148,10 @@ class HeartbeatReply(Wire):
     syncs_acknowledged: int
     paused: bool
     autonomy: Autonomy
+    buddies: tuple[Peer, ...] = ()
+    """As in the lease."""
+    keeps_slots: tuple[int, ...] = ()
+    """As in the lease."""
 
 
 class DirectiveKind(StrEnum):
@@ -128,6 +159,10 @@ class DirectiveKind(StrEnum):
     PAUSE = "pause"
     RESUME = "resume"
     STOP = "stop"
+    RENEW = "renew"
+    """Register again now: the slot, or what is known of its state, has changed."""
+    HAND_OVER = "hand_over"
+    """End the step, send the slot's state to ``taker`` (the buddies, if there is none), and say so."""
 
 
 class Directive(Wire):
@@ -152,6 +187,8 @@ class Directive(Wire):
     """For `sync`: Unix time by which the synchronizer closes the round with those who came."""
     overlap: bool = False
     """For `sync`: the island takes inner steps while the round is open."""
+    taker: Peer | None = None
+    """For `hand_over`: who is to have the slot."""
     reason: str = ""
 
 
@@ -431,61 +468,3 @@ class ControlReply(Wire):
     effect: str
     dry_run: bool = False
     steps: tuple[ControlStep, ...] = ()
-
-
-class RecoveryKind(StrEnum):
-    """What became known about a slot, an agent or the controller. Exported as a metric label."""
-
-    LEASE_LOST = "lease_lost"
-    """The holder of a slot was silent for longer than its lease."""
-    LEFT = "left"
-    """The holder of a slot ended in order."""
-    DRAINED = "drained"
-    """The holder of a slot gave it up because an operator drained it."""
-    SWAPPED = "swapped"
-    """The holder of a slot gave it up because an operator swapped it."""
-    PROCESS_REPLACED = "process_replaced"
-    """Another process took over the agent, and its slot with it, before its lease ended."""
-    SPARE_TOOK_SLOT = "spare_took_slot"
-    AGENT_RETURNED = "agent_returned"
-    """The agent that had lost the slot, or had left it, came back to it."""
-    WORKER_RESTARTED = "worker_restarted"
-    """The agent started its rank worker anew."""
-    TRAINS_AGAIN = "trains_again"
-    """The slot took its first inner step since it was lost: the end of a recovery, with all of its times."""
-    CONTROLLER_RESTARTED = "controller_restarted"
-
-
-class Recovery(Wire):
-    """One thing that became known in a recovery. A recovery has several, which share its number."""
-
-    t_s: float
-    kind: RecoveryKind
-    slot: int | None = None
-    """None when it is about the whole run."""
-    agent_id: str | None = None
-    from_agent: str | None = None
-    """Who held the slot before."""
-    epoch: int
-    recovery: int
-    """Number of the recovery."""
-    lost_s: float | None = None
-    """Last sign of life of the holder before; for an order, when the slot was given up."""
-    taken_s: float | None = None
-    """When the slot had a living holder again."""
-    first_step_s: float | None = None
-    """When that holder's first inner step was reported: at most one heartbeat late."""
-
-
-class RecoveryRecord(Recovery):
-    """One journalled `Recovery`."""
-
-    id: int
-
-
-class RecoveryPage(Wire):
-    """``GET /v1/recoveries?since=&limit=``."""
-
-    recoveries: list[RecoveryRecord]
-    next_since: int
-    """Pass as ``since`` to get what came later."""

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from controller.buddy_book import BuddyBook
 from controller.budget import check_budget, new_period, with_sync_spent, with_sync_started
 from controller.clock import not_ahead
 from controller.config import ControllerSettings
@@ -66,6 +67,12 @@ class FleetState:
             agents=agents,
         )
         self.registry.grace(now_s)
+        self.buddies = BuddyBook(
+            journal,
+            meta,
+            factor=settings.replication_factor,
+            allow_same_node=settings.allow_same_node_buddies,
+        )
         seen_s = max((agent.last_beat_s for agent in agents), default=None)
         self.restart = (
             self.recoveries.restarted(lost_s=seen_s, epoch=self.registry.epoch, now_s=now_s) if meta else None

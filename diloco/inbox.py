@@ -37,6 +37,7 @@ class Inbox:
         self.stop = threading.Event()
         self._changed = threading.Condition()
         self._paused = False
+        self._wants_snapshot = False
         self._sync: SyncCommand | None = None
         self._planned: deque[SyncCommand] = deque()
         """Syncs that are for a step of their own, in their order."""
@@ -93,6 +94,12 @@ class Inbox:
             command, self._vault = self._vault, None
             return command
 
+    def wants_snapshot(self) -> bool:
+        """Whether the order to pause that holds now wants one; says so once."""
+        with self._changed:
+            wanted, self._wants_snapshot = self._wants_snapshot, False
+            return wanted
+
     def wait(self, timeout_s: float) -> None:
         """Until something changes, at most ``timeout_s``."""
         with self._changed:
@@ -117,6 +124,7 @@ class Inbox:
             case PauseCommand() | ResumeCommand():
                 with self._changed:
                     self._paused = isinstance(command, PauseCommand)
+                    self._wants_snapshot = isinstance(command, PauseCommand) and command.snapshot
                     self._changed.notify_all()
             case VaultCommand():
                 with self._changed:

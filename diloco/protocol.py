@@ -166,6 +166,8 @@ class SyncCommand(Wire):
 
 class PauseCommand(Wire):
     command: Literal["pause"] = "pause"
+    snapshot: bool = False
+    """Put the state at this step boundary into the vault, whatever the interval."""
 
 
 class ResumeCommand(Wire):
@@ -273,6 +275,13 @@ class RestoredEvent(Wire):
     """Unix times."""
 
 
+class ParkedEvent(Wire):
+    """A worker without a slot has its model built, and holds global parameters of these versions; none: of no run."""
+
+    event: Literal["parked"] = "parked"
+    versions: tuple[Count, ...] = ()
+
+
 class AliveEvent(Wire):
     """Said several times per `WorkerConfig.failure_timeout_s`, by a thread of its own."""
 
@@ -302,6 +311,7 @@ Event = Annotated[
     | ProtectionEvent
     | RestoredEvent
     | AliveEvent
+    | ParkedEvent
     | StandbyEvent,
     Field(discriminator="event"),
 ]

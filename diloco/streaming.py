@@ -30,7 +30,7 @@ from diloco.island import Capture, Contribution, Island
 from diloco.partition import cut, joined
 from diloco.protocol import SyncCommand
 from diloco.same_run import check_cut, check_model, check_origin
-from diloco.schema import InitReply, Manifest, OuterState, SyncOutcome, SyncReport
+from diloco.schema import FragmentState, InitReply, Manifest, OuterState, SyncOutcome, SyncReport
 from diloco.sharding import check_shards, origin_of
 from diloco.shards import Look, Shards
 from diloco.syncs import Pending, Syncs, Tally
@@ -114,6 +114,11 @@ class StreamingIsland:
             fragment.rebase(fragment.global_flat, fragment.version)
 
 
+def holds_nothing(_fragment: int, _its: FragmentState) -> bool:
+    """Of an island that has just been made."""
+    return False
+
+
 class StreamingExchange(Syncs):
     """Runs the syncs of such an island against the synchronizers of its run. Rounds are those of the run."""
 
@@ -126,10 +131,17 @@ class StreamingExchange(Syncs):
         self._before_push: Callable[[int, Contribution], None] = lambda *_: None
         self._exchanges = self._open()
 
-    def join(self, *, deadline_s: float, num_fragments: int | None = None) -> None:
+    def join(
+        self,
+        *,
+        deadline_s: float,
+        num_fragments: int | None = None,
+        holds: Callable[[int, FragmentState], bool] = holds_nothing,
+    ) -> None:
         """Become part of the run with all fragments: offer the initial parameters, or start from the global ones.
 
         ``num_fragments`` is what somebody decided; None leaves it to the run that there is, and a new one has one.
+        ``holds`` says of which fragments the island holds the global parameters already, and no progress.
 
         Raises:
             ManifestError: the run trains another model, or cuts it in another way, or its synchronizers disagree.
@@ -148,7 +160,8 @@ class StreamingExchange(Syncs):
             check_cut(state, self._island.manifests)
         self._origin = next(iter(look.origins), "")
         for number, fragment in sorted(look.fragments.items()):
-            self._exchanges[number].start_from(fragment.version, deadline_s=deadline_s)
+            if not holds(number, fragment):
+                self._exchanges[number].start_from(fragment.version, deadline_s=deadline_s)
 
     def _begin(self, look: Look, deadline_s: float) -> bool:
         """Begin the run with the island's own parameters, wherever it has not; whether all of it did begin with them.

@@ -40,6 +40,8 @@ from diloco.inbox import Inbox, TransferThread
 from diloco.inner import InnerConfig, InnerLoop
 from diloco.island import Capture
 from diloco.model import ModelSize, count_parameters
+from diloco.parked import Built, first_line, park
+from diloco.parked_config import ParkedConfig
 from diloco.phase import PhaseTeller, Waited
 from diloco.protocol import (
     Event,
@@ -139,15 +141,17 @@ class Worker:
         events: TextIO,
         shards: Shards,
         team: Team,
+        built: Built | None = None,
     ) -> None:
+        """``built``: what there is already of it."""
         self._config = config
         self._inbox = inbox
         self._transfers = transfers
         self._events = events
         self._team = team
-        self._workload = open_workload(config)
-        module = build_model(self._workload, config)
-        self._island = StreamingIsland(module, codec_named(config.codec))
+        self._built = built or build(config)
+        self._workload, module, self._island = self._built.workload, self._built.module, self._built.island
+        module.to(rank_device(config))
         optimizer = build_optimizer(self._workload, module, inner_config(config))
         self._guard = Guard(
             config,
@@ -374,6 +378,8 @@ class Worker:
                 self._synchronize(command)
             elif self._inbox.paused:
                 self._phases.enter(TrainerPhase.NONE)
+                if self._inbox.wants_snapshot():
+                    self._guard.take_now()
                 self._team.tell(Action.PAUSE)
                 self._report(Phase.PAUSED)
                 self._inbox.wait(PAUSED_WAIT_S)
@@ -408,7 +414,8 @@ class Worker:
             )
 
     def _join_once(self) -> None:
-        self._exchange.join(deadline_s=time.time() + JOIN_ATTEMPT_S, num_fragments=self._config.num_fragments)
+        deadline_s, num_fragments = time.time() + JOIN_ATTEMPT_S, self._config.num_fragments
+        self._exchange.join(deadline_s=deadline_s, num_fragments=num_fragments, holds=self._built.holds)
 
     def _open_safepoint(self, gate: Path) -> Safepoint:
         return Safepoint(
@@ -716,28 +723,34 @@ def open_workload(config: WorkerConfig) -> Workload[Any]:
 
 
 def build_model(workload: Workload[Any], config: WorkerConfig) -> nn.Module:
-    """The model as it is trained, on the device of the rank.
+    """The model as it is trained, in the memory of the host.
 
     Raises:
         InputError: it cannot be built.
-        ConfigError: there is no such device.
     """
     build = build_checkpointed_module if config.activation_checkpointing else build_module
-    return build(workload, seed=config.seed).to(rank_device(config))
+    return build(workload, seed=config.seed)
 
 
 def rank_device(config: WorkerConfig) -> torch.device:
     return choose_device(config.device, rank=config.rank, num_ranks=config.num_ranks)
 
 
-def lead(config: WorkerConfig, team: Team, inbox: Inbox, events: TextIO) -> None:
+def build(config: WorkerConfig) -> Built:
+    """What a worker of any slot begins with."""
+    workload = open_workload(config)
+    module = build_model(workload, config)
+    return Built(workload, module, StreamingIsland(module, codec_named(config.codec)))
+
+
+def lead(config: WorkerConfig, team: Team, inbox: Inbox, events: TextIO, built: Built | None = None) -> None:
     """Train as the first rank, which may be the only one."""
     transfers = TransferThread(idle=config.sync_priority == "idle")
     with open_helpers(config) as helpers, open_shards(config, helpers=helpers) as shards:
-        Worker(config, inbox=inbox, transfers=transfers, events=events, shards=shards, team=team).run()
+        Worker(config, inbox=inbox, transfers=transfers, events=events, shards=shards, team=team, built=built).run()
 
 
-def follow(config: WorkerConfig, team: RankTeam, inbox: Inbox, events: TextIO) -> None:
+def follow(config: WorkerConfig, team: RankTeam, inbox: Inbox, events: TextIO, built: Built | None = None) -> None:
     """Train as one of the other ranks."""
     safepoint = None
     if config.gate is not None:
@@ -747,8 +760,8 @@ def follow(config: WorkerConfig, team: RankTeam, inbox: Inbox, events: TextIO) -
             on_wait=team.wait_on,
             catch_up=catch_up_with(rank_device(config)),
         )
-    workload = open_workload(config)
-    module = build_model(workload, config)
+    built = built or build(config)
+    workload, module = built.workload, built.module.to(rank_device(config))
     start_helping(config)
 
     def say(event: Event) -> None:
@@ -759,16 +772,16 @@ def follow(config: WorkerConfig, team: RankTeam, inbox: Inbox, events: TextIO) -
     ).run()
 
 
-def train(config: WorkerConfig, inbox: Inbox, events: TextIO) -> None:
+def train(config: WorkerConfig, inbox: Inbox, events: TextIO, built: Built | None) -> None:
     """Train as the rank that the configuration says, until told to stop."""
     if config.num_ranks == 1:
-        lead(config, Team(), inbox, events)
+        lead(config, Team(), inbox, events, built)
         return
     with team_of(config, rank_device(config), cancelled=inbox.stop) as team:
         if config.rank == 0:
-            lead(config, team, inbox, events)
+            lead(config, team, inbox, events, built)
         else:
-            follow(config, team, inbox, events)
+            follow(config, team, inbox, events, built)
 
 
 def warm_up() -> None:
@@ -790,17 +803,27 @@ def main(*, is_standby: bool = False) -> int:
     if is_standby and not line:
         return 0  # the agent is gone, and had no use for it
     try:
-        config = WorkerConfig.model_validate_json(line)
+        first = first_line(line)
     except ValidationError as exc:
         emit(events, FailedEvent(message=f"worker configuration: {exc}", exit_code=InputError.exit_code), inbox)
         return InputError.exit_code
+    config, built = (first.config if isinstance(first, ParkedConfig) else first), None
     configure_logging(config.log_level)
     pin_to(config.cores)
     torch.set_num_threads(config.threads)
-    inbox.listen(sys.stdin)
     try:
+        if isinstance(first, ParkedConfig):
+
+            def tell(event: Event) -> None:
+                emit(events, event, inbox)
+
+            ready = park(first, sys.stdin, build=build, connect=open_shards, tell=tell)
+            if ready is None:
+                return 0
+            config, built = ready
+        inbox.listen(sys.stdin)
         with lowest_priority(rank_device(config)):
-            train(config, inbox, events)
+            train(config, inbox, events, built)
     except WadilocoError as exc:
         if inbox.stop.is_set() and isinstance(exc, UnavailableError):
             logger.info("stopped while it waited error=%s", exc)

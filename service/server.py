@@ -29,6 +29,8 @@ def serve(app: FastAPI, settings: ServiceSettings, *, many_clients: bool = False
     With ``many_clients`` uvicorn takes httptools and uvloop where they are installed: a third of the time per request;
     with ``large_bodies`` httptools alone, which takes large pieces of a body at once.
 
+    ``app.state.url`` is where it listens.
+
     Raises:
         ConflictError: the port is taken.
         ConfigError: the host is not an address of this machine.
@@ -39,6 +41,7 @@ def serve(app: FastAPI, settings: ServiceSettings, *, many_clients: bool = False
     if admission is not None:
         admission.limit = fit_open_files(admission.limit)
     scheme = "https" if settings.tls_cert else "http"
+    app.state.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     config = uvicorn.Config(
         app,
         workers=1,
@@ -54,7 +57,7 @@ def serve(app: FastAPI, settings: ServiceSettings, *, many_clients: bool = False
         ssl_ca_certs=str(settings.tls_ca) if settings.tls_cert and settings.tls_ca else None,
         ssl_cert_reqs=ssl.CERT_REQUIRED if settings.tls_cert and settings.tls_ca else ssl.CERT_NONE,
     )
-    server = Server(config, f"service={settings.service} url={scheme}://{host}:{port}")
+    server = Server(config, f"service={settings.service} url={app.state.url}")
     # Before uvicorn takes the signals over they must not be lost, and once it has stopped it raises them again: the
     # default action would then turn a clean stop into 143.
     for number in (signal.SIGINT, signal.SIGTERM):

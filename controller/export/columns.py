@@ -86,6 +86,15 @@ DECISION_TERMS = (
 )
 """Terms that have a column of their own; all of them are in ``terms``, too."""
 
+RECOVERY_PHASES = (
+    ("detect", "lost_s", "detected_s"),
+    ("fence", "detected_s", "taken_s"),
+    ("fetch", "taken_s", "fetched_s"),
+    ("load", "fetched_s", "loaded_s"),
+    ("first_step", "loaded_s", "first_step_s"),
+)
+"""Phases of a recovery, and the times between which each is."""
+
 COLUMNS: dict[Table, tuple[Column, ...]] = {
     Table.DECISIONS: (
         *_time("When it was taken"),
@@ -196,6 +205,19 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         Column("first_step_s", Kind.NUMBER, "s", "When that one's first inner step was reported, in Unix seconds."),
         Column("handover_s", Kind.NUMBER, "s", "From `lost_s` to `taken_s`."),
         Column("down_s", Kind.NUMBER, "s", "From `lost_s` to `first_step_s`: how long the slot did not train."),
+        Column("detected_s", Kind.NUMBER, "s", "When the loss was seen, in Unix seconds."),
+        Column("fetched_s", Kind.NUMBER, "s", "When the slot's state was on the new holder's host, in Unix seconds."),
+        Column("loaded_s", Kind.NUMBER, "s", "When the worker had the state, in Unix seconds."),
+        *(
+            Column(f"{name}_s", Kind.NUMBER, "s", f"From `{begin}` to `{end}`; in `trains_again` rows.")
+            for name, begin, end in RECOVERY_PHASES
+            if name != "first_step"
+        ),
+        Column("rung", Kind.TEXT, "", "Where the state came from: `vault`, `replica`, `global`, `disk` or `fresh`."),
+        Column("generation", Kind.INTEGER, "", "Number of the snapshot that was restored."),
+        Column("step", Kind.INTEGER, "steps", "Inner step at which training went on."),
+        Column("steps_lost", Kind.INTEGER, "steps", "Inner steps that were taken again, as far as anybody knows."),
+        Column("detail", Kind.TEXT, "", "What could not be used, and why."),
         _id("Number of the row."),
     ),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from controller.export.columns import COLUMNS, DECISION_TERMS, Table
+from controller.export.columns import COLUMNS, DECISION_TERMS, RECOVERY_PHASES, Table
 from controller.journal_reader import PageRow, SampleRow
 from controller.records import RoundEntry
 from controller.rounds import outcome_of
@@ -111,6 +111,19 @@ def _recovery(record: RecoveryRecord) -> dict[str, Value]:
         "first_step_s": record.first_step_s,
         "handover_s": _span(record.lost_s, record.taken_s),
         "down_s": _span(record.lost_s, record.first_step_s),
+        "detected_s": record.detected_s,
+        "fetched_s": record.fetched_s,
+        "loaded_s": record.loaded_s,
+        **{
+            f"{name}_s": _span(getattr(record, begin), getattr(record, end)) if record.rung is not None else None
+            for name, begin, end in RECOVERY_PHASES
+            if name != "first_step"
+        },
+        "rung": None if record.rung is None else record.rung.value,
+        "generation": record.generation,
+        "step": record.step,
+        "steps_lost": record.steps_lost,
+        "detail": record.detail or None,
         "id": record.id,
     }
 

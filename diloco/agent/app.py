@@ -16,9 +16,13 @@ from prometheus_client import CollectorRegistry
 from controller.schema import Directive, DirectiveKind
 from diloco.agent.config import IslandSettings
 from diloco.agent.first_word import goes_on_alone, has_run
+from diloco.agent.handover import Handovers
 from diloco.agent.link import ControllerLink
 from diloco.agent.metrics import IslandMetrics
+from diloco.agent.recovery import Recovery
 from diloco.agent.rendezvous import RankStore
+from diloco.agent.replica_api import build_replica_router
+from diloco.agent.replica_metrics import ReplicaCollector
 from diloco.agent.rules import (
     Solitude,
     autonomous_command,
@@ -78,14 +82,35 @@ class Agent:
             if supervise is None
             else supervise(settings, self.state, self._metrics)
         )
+        self.recovery = self._protect()
+        self.handovers = (
+            Handovers(self.state, self._supervisor, self.recovery)
+            if self.recovery is not None and isinstance(self._supervisor, Supervisor)
+            else None
+        )
+        self.state.hands_over = self.handovers is not None
         self._waits_for_word = supervise is None and settings.controller is not None
         """Workers that begin a run have to know its number of fragments, which a controller decides."""
         if not self._waits_for_word:
             self.state.assign(settings.slot, settings.synchronizer)
 
+    def _protect(self) -> Recovery | None:
+        """Replicas, where there are snapshots, and others to replicate to."""
+        supervisor = self._supervisor
+        if not isinstance(supervisor, Supervisor) or not self.settings.controllers:
+            return None
+        vaults = supervisor.protector.vaults
+        if vaults is None:
+            return None
+        recovery = supervisor.protector.recovery = Recovery(self.settings, self.state, vaults)
+        return recovery
+
     @asynccontextmanager
-    async def lifespan(self, _: FastAPI, tasks: Background) -> AsyncIterator[None]:
+    async def lifespan(self, app: FastAPI, tasks: Background) -> AsyncIterator[None]:
+        self.state.url = self.settings.advertise_url or getattr(app.state, "url", None)
         async with AsyncExitStack() as stack:
+            if self.recovery is not None:
+                await stack.enter_async_context(self.recovery.running(tasks))
             if (store := self._store) is not None:
                 tasks.start("rank store", lambda: store.run(tasks.exit))
             tasks.start("supervisor", lambda: self._supervisor.run(tasks.exit))
@@ -119,7 +144,14 @@ class Agent:
     def _obey(self, directive: Directive) -> None:
         match directive.kind:
             case DirectiveKind.PAUSE | DirectiveKind.RESUME:
+                if self.handovers is not None:
+                    self.handovers.call_off()
                 self._supervisor.apply_pause(directive.kind is DirectiveKind.PAUSE)
+            case DirectiveKind.RENEW:
+                self.state.changed.set()
+            case DirectiveKind.HAND_OVER:
+                if self.handovers is not None:
+                    self.handovers.begin(directive)
             case DirectiveKind.STOP:
                 logger.info("told to stop reason=%s", directive.reason)
                 self.state.assign(None, None)
@@ -180,4 +212,7 @@ def build(settings: IslandSettings) -> tuple[FastAPI, Agent]:
     async def progress() -> Progress:
         return agent.state.progress
 
+    if (recovery := agent.recovery) is not None:
+        app.include_router(build_replica_router(recovery.store, recovery.told))
+        agent.registry.register(ReplicaCollector(recovery.told))
     return app, agent

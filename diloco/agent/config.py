@@ -15,7 +15,7 @@ from diloco.protocol import SyncPriority
 from diloco.scheduling import MAX_CORES
 from diloco.schema import MAX_FRAGMENTS, CodecName, Slot
 from service.peers import split_urls
-from service.settings import Urls
+from service.settings import Url, Urls
 from sidecar.schema import Name
 
 Core = Annotated[int, Field(ge=0, lt=MAX_CORES)]
@@ -58,6 +58,11 @@ class IslandSettings(InnerSettings, DryRunSettings):
     synchronizer: Urls | None = None
     """URL of the synchronizer, or of all that share the run's fragments, in the order of their --shard and with commas
     between them; by default the controller says it."""
+    advertise_url: Url | None = None
+    """URL at which other agents and the controller reach this one; by default where it listens, which must then be an
+    address that others know."""
+    replica_limit_mb: float = Field(default=8192.0, ge=0, le=1e9)
+    """Most memory for replicas of other islands' state; it is taken when the first one of an island comes."""
     request_timeout_s: float = Field(default=10.0, gt=0, le=300)
     """Deadline of one request to controller or synchronizer."""
 
@@ -140,6 +145,11 @@ class IslandSettings(InnerSettings, DryRunSettings):
     standby_workers: int | None = Field(default=None, ge=0, le=MAX_RANKS)
     """Workers in reserve, with all imports done: a dead one's successor trains again sooner. By default one per rank; 0
     keeps none. Each takes about 0.3 GB of memory."""
+    park: bool = True
+    """While the agent waits for a slot, keep its worker started, with the model built in the CPU's memory and the run's
+    global parameters in it: it trains at once when it gets one. It takes no memory of a GPU."""
+    park_refresh_s: float = Field(default=5.0, ge=0.1, le=3600)
+    """Least seconds between two looks of such a worker for newer global parameters."""
     failure_timeout_s: float = Field(default=10.0, ge=1, le=600)
     """The one timeout of failure detection: a worker that is silent for so long, or whose steps get nowhere for twice
     as long without a reason, is killed and replaced. A dead one is seen at once."""

@@ -24,7 +24,7 @@ from diloco.partition import cut
 from diloco.protocol import WorkerConfig
 from diloco.scheduling import pin_to
 from diloco.sharded_optimizer import owned_parameters
-from diloco.worker import build_model, inner_config, open_workload
+from diloco.worker import build_model, inner_config, open_workload, rank_device
 from diloco.workload import Part, Shard, Workload
 from diloco.workload_loading import blamed, build_optimizer, count_tokens, fault, open_batches
 from service.errors import WadilocoError
@@ -54,7 +54,7 @@ def measure(settings: IslandSettings) -> Footprint:
     pin_to(config.cores)
     torch.set_num_threads(config.threads)
     workload = open_workload(config)
-    module = build_model(workload, config)
+    module = build_model(workload, config).to(rank_device(config))
     optimizer = build_optimizer(workload, module, inner_config(config))
     # One after the other, so that only one rank's data is held at a time.
     tokens = sum(_count_step(workload, _open(workload, config, rank), config) for rank in range(1, config.num_ranks))

@@ -43,6 +43,8 @@ M = TypeVar("M", bound=BaseModel)
 RETRY_FIRST_S = 0.25
 RETRY_LONGEST_S = 5.0
 FAREWELL_S = 1.0
+REPORT = re.compile(r"\b(syncs|restarts)\.(\d+)")
+"""In the field that a refusal names."""
 
 
 class ControllerLink:
@@ -110,11 +112,11 @@ class ControllerLink:
         elif isinstance(refusal, InputError) and refusal.field == "slot" and state.assignment is not None:
             logger.warning("slot %d is no more, stopping the worker", state.assignment.slot)
             state.assign(None, None)
-        elif isinstance(refusal, InputError) and (bad := re.search(r"\bsyncs\.(\d+)", refusal.field or "")):
+        elif isinstance(refusal, InputError) and (bad := REPORT.search(refusal.field or "")):
             # It would be refused for ever, and with it every later report.
-            index = int(bad[1])
-            if index < len(state.reports):
-                del state.reports[index]
+            reports, index = (state.reports if bad[1] == "syncs" else state.restart_book.untold), int(bad[2])
+            if index < len(reports):
+                del reports[index]
 
     async def follow_directives(self, exit_event: asyncio.Event) -> None:
         """Long-poll for directives and pass on those of this lease, each once."""
@@ -153,11 +155,12 @@ class ControllerLink:
             node=settings.node,
             server_id=settings.server_id,
             slot=held,
-            url=f"{'https' if settings.tls_cert else 'http'}://{settings.host}:{settings.port}"
-            if settings.port
-            else None,
+            url=state.url,
             num_parameters=state.num_parameters,
             num_fragments=MAX_FRAGMENTS,
+            keeps_replicas=state.replicas is not None,
+            hands_over=state.hands_over,
+            replicas=() if state.replicas is None else state.replicas(),
         )
         lease = await self._ask(AgentLease, "POST", "/v1/agents", json=registration.model_dump(mode="json"))
         is_news = state.limits_lease is None or (lease.slot, lease.epoch) != (
@@ -185,15 +188,17 @@ class ControllerLink:
 
     async def _beat(self, lease: AgentLease) -> None:
         state = self._state
-        sent, restarts = list(state.reports), list(state.restart_book.untold)
+        sent, restarts, handed_over = list(state.reports), list(state.restart_book.untold), state.handed_over
         heartbeat = Heartbeat(
             instance=state.instance,
             epoch=lease.epoch,
             t_s=time.time(),
             progress=state.progress,
             syncs=sent,
+            replicas=None if state.replicas is None else state.replicas(),
             restarts=restarts,
             protection=state.newest_snapshot(),
+            handed_over=handed_over,
         )
         reply = await self._ask(
             HeartbeatReply, "POST", f"{self._agent}/heartbeat", json=heartbeat.model_dump(mode="json")
@@ -202,6 +207,9 @@ class ControllerLink:
             state.reports.popleft()
         for _ in range(min(len(restarts), len(state.restart_book.untold))):
             state.restart_book.untold.popleft()
+        if state.handed_over is handed_over:
+            state.handed_over = None
+        state.hear_buddies(reply.buddies, reply.keeps_slots)
         state.hear_epoch(reply.epoch)
         if reply.autonomy != lease.autonomy and state.lease is lease:
             state.lease = state.limits_lease = lease.model_copy(update={"autonomy": reply.autonomy})

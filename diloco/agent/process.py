@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from diloco.agent.config import IslandSettings
+from diloco.parked_config import ParkedConfig
 from diloco.protocol import EVENTS, Command, Event, WorkerConfig
 from service.child import module_command, module_environment
 
@@ -61,9 +62,14 @@ class WorkerProcess:
         )
         return cls(process)
 
-    def configure(self, config: WorkerConfig) -> None:
-        """Tell it what to be, once."""
+    def configure(self, config: WorkerConfig | ParkedConfig) -> None:
+        """Tell it what to be, once; a parked one, first that it is."""
         self._write(config.model_dump_json())
+
+    def hang_up(self) -> None:
+        """Nothing more will be said to it."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
 
     @property
     def pid(self) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from diloco.agent.config import IslandSettings
 from diloco.agent.crew import Crew, Exit
 from diloco.agent.disk import DiskCopies
+from diloco.agent.recovery import Recovery
 from diloco.agent.restarts import cause_of
 from diloco.agent.state import AgentState
 from diloco.agent.vaults import Vaults
@@ -53,6 +54,8 @@ class Protector:
             if settings.vault
             else None
         )
+        self.recovery: Recovery | None = None
+        """What knows of other hosts; None without a controller."""
         self._disk = (
             DiskCopies(settings.snapshot_dir, self._vaults, identity=settings.identity, num_ranks=settings.ranks)
             if settings.snapshot_dir is not None and self._vaults is not None
@@ -92,6 +95,29 @@ class Protector:
         """Copy a snapshot to the disk now and then."""
         while self._disk is not None and not await wait_for_exit(exit_event, self._settings.snapshot_every_s):
             await asyncio.to_thread(self._disk.save)
+
+    async def find_state(self, slot: int) -> None:
+        """The slot is new here: find what there is of it, on this host or elsewhere, before a worker is started."""
+        lease, vaults = self._state.limits_lease, self._vaults
+        if lease is None or vaults is None:
+            return
+        own = vaults.newest()
+        if lease.resume is None and own is None and not lease.replicas:
+            return  # nobody has trained in it
+        book = self._state.restart_book
+        book.took_slot(slot, lease.resume)
+        if self.recovery is None:
+            return
+        refused: list[str] = []
+        found = await self.recovery.obtain(slot, refused, own=own)
+        try:
+            if found is not None:
+                await asyncio.to_thread(vaults.install, found.paths)
+        except VaultError as exc:
+            refused.append(str(exc))
+            found = None
+        if own is None or found is not None:
+            book.sought(refused)
 
     async def forget(self) -> None:
         """The slot was another's meanwhile."""

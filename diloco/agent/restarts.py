@@ -6,6 +6,7 @@ import logging
 import signal
 import time
 from collections import deque
+from collections.abc import Sequence
 
 from diloco.protocol import RestoredEvent
 from diloco.schema import MAX_DETAIL, Progress, Restart, Rung
@@ -25,6 +26,7 @@ class RestartBook:
         self._open: Restart | None = None
         self._step_at_death = 0
         self._unsynced_at_death = 0
+        self._refused: tuple[str, ...] = ()
 
     @property
     def is_open(self) -> bool:
@@ -36,6 +38,17 @@ class RestartBook:
         self._step_at_death = max(step, progress.step)
         self._unsynced_at_death = progress.inner_steps_since_sync
 
+    def took_slot(self, slot: int, resume: Progress | None) -> None:
+        """A slot has come to this agent that others had brought so far."""
+        now_s = time.time()
+        self._open = Restart(cause=f"slot {slot} came to this agent", detected_s=now_s, fenced_s=now_s)
+        self._step_at_death = 0 if resume is None else resume.step
+        self._unsynced_at_death = 0 if resume is None else resume.inner_steps_since_sync
+
+    def sought(self, refused: Sequence[str]) -> None:
+        """Why nothing better was found of the slot's state, before the worker was started."""
+        self._refused = tuple(refused)
+
     def explain(self, cause: str) -> None:
         """Why it is gone."""
         if self._open is not None:
@@ -45,6 +58,7 @@ class RestartBook:
         """The next one says where it goes on."""
         if self._open is None:
             return
+        refused, self._refused = self._refused + event.refused, ()
         is_exact = event.rung in (Rung.VAULT, Rung.REPLICA) and not event.lost
         behind = max(self._step_at_death - event.step, 0)
         lost = event.lost
@@ -60,7 +74,7 @@ class RestartBook:
                 "steps_repeated": behind if is_exact else 0,
                 "steps_lost": 0 if is_exact else self._unsynced_at_death,
                 "lost": lost[:MAX_DETAIL],
-                "refused": tuple(reason[:MAX_DETAIL] for reason in event.refused[:32]),
+                "refused": tuple(reason[:MAX_DETAIL] for reason in refused[:32]),
             }
         )
 

@@ -13,6 +13,7 @@ from controller.schema import AgentLease
 from diloco.agent.config import IslandSettings
 from diloco.agent.restarts import RestartBook
 from diloco.protocol import SyncCommand
+from diloco.recovery_schema import HandoverReport, Peer, ReplicaNotice
 from diloco.schema import MAX_DETAIL, AgentStatus, Phase, Progress, Protection, SyncOutcome, SyncReport
 from diloco.vault.layout import Generation
 from service.errors import WadilocoError
@@ -77,6 +78,17 @@ class AgentState:
     assignment: Assignment | None = None
     slot_lost: bool = False
     """It was without a slot since the last worker started: others may have brought the slot further meanwhile."""
+    url: str | None = None
+    """Where others reach this agent."""
+    replicas: Callable[[], tuple[ReplicaNotice, ...]] | None = None
+    """What it keeps of other slots; None: it keeps nothing."""
+    hands_over: bool = False
+    buddies: tuple[Peer, ...] = ()
+    """Who keeps replicas of the own slot."""
+    keeps_slots: tuple[int, ...] | None = None
+    """Slots whose replicas this agent keeps; None: the controller has not said."""
+    handed_over: HandoverReport | None = None
+    """To be told with the next heartbeat."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there is something to tell the controller at once, or a new assignment."""
     assigned: asyncio.Event = field(default_factory=asyncio.Event)
@@ -86,6 +98,7 @@ class AgentState:
         self.lease = self.limits_lease = lease
         self.hear_epoch(lease.epoch)
         self.paused = lease.paused
+        self.hear_buddies(lease.buddies, lease.keeps_slots)
         self.assign(lease.slot, self.settings.synchronizer or lease.synchronizer_url)
 
     def assign(self, slot: int | None, synchronizer_url: str | None) -> None:
@@ -106,6 +119,9 @@ class AgentState:
         self.progress = resume or no_progress()
         self.slot_lost = False
         self.drop_unsynced()
+
+    def hear_buddies(self, buddies: tuple[Peer, ...], keeps_slots: tuple[int, ...]) -> None:
+        self.buddies, self.keeps_slots = buddies, keeps_slots
 
     def start_at(self, newest: Generation | None) -> None:
         """A snapshot is there that an earlier agent left: the slot is at least so far."""

@@ -15,14 +15,16 @@ from diloco.agent.config import IslandSettings
 from diloco.agent.crew import Crew
 from diloco.agent.metrics import IslandMetrics
 from diloco.agent.outer_log import log_outer_step
+from diloco.agent.parking import Parking
 from diloco.agent.process import WorkerProcess, gpu_environment
 from diloco.agent.protector import Protector
 from diloco.agent.rendezvous import RankStore
 from diloco.agent.rules import backoff_s, deaths_in_a_row
 from diloco.agent.standby import Standbys
 from diloco.agent.state import AgentState, Assignment
-from diloco.agent.worker_config import worker_config
+from diloco.agent.worker_config import parked_configs, worker_config
 from diloco.corpus import CorpusWatch
+from diloco.parked_config import ParkedConfig
 from diloco.protocol import (
     Event,
     FailedEvent,
@@ -37,6 +39,7 @@ from diloco.protocol import (
     WorkerConfig,
 )
 from diloco.schema import Phase, SyncReport
+from service.deadline import unless
 from service.errors import ConfigError, ConflictError, InputError, UnavailableError, WadilocoError
 from service.tasks import wait_for_exit
 
@@ -70,6 +73,8 @@ class Supervisor:
         """Grows with each start: ranks of different starts never meet."""
         self._failure: FailedEvent | None = None
         self._ever_ready = False
+        self._is_held = False
+        """Told to wait, whether or not the run is paused."""
         self._corpus = CorpusWatch(settings.data)
         self._protector = Protector(settings, state)
         self._standbys = Standbys(
@@ -81,7 +86,8 @@ class Supervisor:
                 corpus=settings.data if settings.hf_model is None and settings.workload is None else None,
             ),
         )
-        state.standby_pids = lambda: self._standbys.pids
+        self._parking = Parking(self._parked_configs)
+        state.standby_pids = lambda: self._standbys.pids + self._parking.pids
         state.newest_snapshot = self._protector.protection
 
     def start_sync(self, command: SyncCommand) -> None:
@@ -95,18 +101,44 @@ class Supervisor:
         logger.warning("sync refused round=%s detail=%s", command.round, detail)
         self._report_failed(command, detail)
 
+    @property
+    def protector(self) -> Protector:
+        return self._protector
+
+    def hold(self) -> None:
+        """End the step, take a snapshot of where that is, and wait."""
+        self._is_held = True
+        if self._crew is not None:
+            self._crew.send(PauseCommand(snapshot=True))
+
+    def let_go(self) -> None:
+        """Go on, unless the run is paused."""
+        if self._is_held:
+            self._is_held = False
+            self.apply_pause(self._state.paused)
+
+    def held_generation(self) -> tuple[int, int] | None:
+        """Number and step of the snapshot of where the workers wait; None until it is there."""
+        progress = self._state.progress
+        vaults = self._protector.vaults
+        newest = vaults.newest() if vaults is not None and self._state.worker_ready else None
+        if not self._is_held or progress.phase is not Phase.PAUSED or newest is None or newest.step != progress.step:
+            return None
+        return newest.number, newest.step
+
     def apply_pause(self, paused: bool) -> None:
         """Hold or continue the inner steps."""
         self._state.paused = paused
-        if self._crew is not None:
+        if self._crew is not None and not self._is_held:
             self._crew.send(PauseCommand() if paused else ResumeCommand())
 
     async def run(self, exit_event: asyncio.Event) -> None:
         """Supervise until ``exit_event``; if no worker can be started, note why in the state and end the process."""
-        beside = {
+        beside = [
             asyncio.create_task(self._standbys.run(exit_event)),
+            asyncio.create_task(self._parking.run(exit_event)),
             asyncio.create_task(self._protector.keep_on_disk(exit_event)),
-        }
+        ]
         try:
             await self._supervise(exit_event)
         finally:
@@ -122,12 +154,17 @@ class Supervisor:
             assignment = await self._next_assignment(exit_event)
             if assignment is None:
                 return
-            if last_slot != assignment.slot or self._state.slot_lost:
+            is_new = last_slot != assignment.slot or self._state.slot_lost
+            if is_new:
                 if last_slot is not None:
                     await self._protector.forget()
                 self._state.start_slot(assignment.slot)
             last_slot = assignment.slot
             await self._protector.take_slot(assignment.slot)
+            if is_new:
+                await unless(exit_event, self._protector.find_state(assignment.slot))
+                if self._state.assignment != assignment or exit_event.is_set():
+                    continue
             started_s = time.monotonic()
             try:
                 await asyncio.to_thread(self._corpus.check)
@@ -227,11 +264,18 @@ class Supervisor:
 
     async def _hire(self, config: WorkerConfig) -> WorkerProcess:
         """A worker that is ready, where there is one; a new one otherwise."""
-        worker = self._standbys.take()
+        worker = self._parking.take(config.rank) or self._standbys.take()
         if worker is None:
             return await WorkerProcess.start(config)
         worker.configure(config)
         return worker
+
+    def _parked_configs(self) -> list[ParkedConfig] | None:
+        """Those of workers that are to be parked; None: those that are there are about to be needed."""
+        state = self._state
+        if state.assignment is not None:
+            return None if self._crew is None else []
+        return parked_configs(self._settings, state)
 
     def _take(self, rank: int, event: Event) -> None:
         answer = self._protector.take(rank, event)

@@ -11,14 +11,14 @@ import logging
 import re
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from diloco.protocol import RegionSize, VaultPlace
 from diloco.schema import Rung
 from diloco.vault.copies import copy_generation
 from diloco.vault.errors import VaultError
-from diloco.vault.file import VaultFile
+from diloco.vault.file import VaultFile, remove_dead
 from diloco.vault.layout import RECORD_HEAD_BYTES, Generation, RegionNeed
 
 logger = logging.getLogger(__name__)
@@ -123,6 +123,29 @@ class Vaults:
         self._vaults[rank] = vault
         logger.info("vault rank=%d mb=%.1f path=%s", rank, vault.layout.num_bytes / 1e6, vault.path)
         return vault.path
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """By rank; none while one is missing."""
+        found = [vault.path for vault in self._vaults if vault is not None]
+        return tuple(found) if len(found) == len(self._vaults) else ()
+
+    def install(self, paths: Mapping[int, Path]) -> None:
+        """Let these replicas, by rank, be the vaults of the slot, in place of those that there are.
+
+        Raises:
+            VaultError: they cannot be mapped or moved.
+        """
+        self.drop_files()
+        for rank, path in paths.items():
+            own = self._path(rank, 0)
+            try:
+                remove_dead(own)
+                path.rename(own)
+            except OSError as exc:
+                raise VaultError(f"cannot move {path} to {own}: {exc.strerror}", field="vault_dir") from exc
+            self._vaults[rank] = VaultFile.adopt(own)
+        self.rung = Rung.REPLICA
 
     def drop(self) -> None:
         """Remove all: the slot is another's, or the agent ends in order."""

@@ -6,6 +6,7 @@ from diloco.agent.config import IslandSettings
 from diloco.agent.rendezvous import RankStore
 from diloco.agent.rules import rank_cores, rank_threads, request_timeout_s
 from diloco.agent.state import AgentState, Assignment
+from diloco.parked_config import ParkedConfig
 from diloco.protocol import GroupPlace, VaultPlace, WorkerConfig
 
 
@@ -38,6 +39,22 @@ def worker_config(
         "start_skipped": progress.skipped_steps,
     }
     return WorkerConfig.model_validate(chosen)
+
+
+def parked_configs(settings: IslandSettings, state: AgentState) -> list[ParkedConfig]:
+    """One per rank, while the agent waits for a slot; none where nobody says yet what to wait for."""
+    lease = state.lease
+    url = settings.synchronizer or (lease.synchronizer_url if lease is not None else None)
+    if not settings.park or lease is None or lease.slot is not None or url is None:
+        return []
+    nowhere = Assignment(slot=0, synchronizer_url=url)
+    return [
+        ParkedConfig(
+            config=worker_config(settings, state, nowhere, rank=rank, store=None, group_epoch=0, vault=None),
+            refresh_s=settings.park_refresh_s,
+        )
+        for rank in range(settings.ranks)
+    ]
 
 
 def group_place(

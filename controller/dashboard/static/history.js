@@ -147,6 +147,7 @@ function againstPlan(status, ends_s, now_s) {
 
 const RECOVERIES = {
   lease_lost: "bad",
+  agent_gone: "bad",
   process_replaced: "warn",
   spare_took_slot: "warn",
   worker_restarted: "warn",
@@ -155,8 +156,25 @@ const RECOVERIES = {
   trains_again: "good",
 };
 
+const RUNGS = { vault: "own vault", replica: "replica", global: "global parameters", disk: "disk", fresh: "nothing" };
+const RECOVERY_PHASES = [
+  ["detect", "lost_s", "detected_s"],
+  ["fence", "detected_s", "taken_s"],
+  ["fetch", "taken_s", "fetched_s"],
+  ["load", "fetched_s", "loaded_s"],
+  ["first step", "loaded_s", "first_step_s"],
+];
+
+function recoveryPath(row) {
+  if (!isKnown(row.rung)) return "";
+  const phases = RECOVERY_PHASES.filter(([, from, to]) => isKnown(row[from]) && isKnown(row[to]));
+  const spans = phases.map(([name, from, to]) => `${name} ${duration(Math.max(0, row[to] - row[from]))}`);
+  const lost = isKnown(row.steps_lost) ? `${row.steps_lost} steps lost` : "unknown how many steps lost";
+  return ` from ${RUNGS[row.rung] ?? row.rung}, ${lost} (${spans.join(", ")})${row.detail ? `: ${row.detail}` : ""}`;
+}
+
 function recoveryDetail(row) {
-  if (isKnown(row.first_step_s) && isKnown(row.lost_s)) return `after ${duration(row.first_step_s - row.lost_s)}`;
+  if (isKnown(row.first_step_s) && isKnown(row.lost_s)) return `after ${duration(row.first_step_s - row.lost_s)}${recoveryPath(row)}`;
   if (isKnown(row.taken_s) && isKnown(row.lost_s)) return `away for ${duration(row.taken_s - row.lost_s)}`;
   return isKnown(row.from_agent) && row.from_agent !== row.agent_id ? `from ${row.from_agent}` : "–";
 }

@@ -1,0 +1,168 @@
+"""A parked worker: a spare's, which has done all that can be done before it knows its slot.
+
+Its process is started, everything is imported, the data is found, the model is built in the CPU's memory (on no GPU: it
+takes nothing there, not even a context), and global parameters are pulled when there are new ones: at idle priority, at
+most every ``refresh_s``. When a slot is given, the next line on stdin is the `WorkerConfig`, and the worker goes on
+with what is there: a slot whose state is on this host needs no more than to be copied into the model, one that goes on
+from global parameters needs none of them that it has already.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from pydantic import ValidationError
+from torch import nn
+
+from diloco.parked_config import ParkedConfig
+from diloco.protocol import ParkedEvent, WorkerConfig
+from diloco.scheduling import become_idle
+from diloco.schema import FragmentState
+from diloco.shards import Shards
+from diloco.streaming import StreamingExchange, StreamingIsland
+from diloco.workload import Workload
+from service.errors import InputError, WadilocoError
+
+logger = logging.getLogger(__name__)
+
+PULL_S = 60.0
+"""For one refresh."""
+END_S = 2.0
+"""For the thread that pulls to see that it is to stop, on a host where others have the cores."""
+
+
+@dataclass(slots=True)
+class Built:
+    """What a worker of any slot begins with."""
+
+    workload: Workload[Any]
+    module: nn.Module
+    island: StreamingIsland
+    held: dict[int, tuple[int, str]] = field(default_factory=dict)
+    """Of each fragment, version and digest of the global parameters that the island holds."""
+
+    def holds(self, index: int, its: FragmentState) -> bool:
+        """Whether the island is at these global parameters of a fragment, with no progress of its own."""
+        fragments = self.island.fragments
+        is_cut_so = len(self.held) == len(fragments) and fragments[index].version == its.version
+        return is_cut_so and self.held.get(index) == (its.version, its.digest)
+
+
+def first_line(line: str) -> WorkerConfig | ParkedConfig:
+    """Raises `ValidationError`: it is neither."""
+    try:
+        return ParkedConfig.model_validate_json(line)
+    except ValidationError:
+        return WorkerConfig.model_validate_json(line)
+
+
+class Refresher:
+    """Keeps the global parameters of what is built new, on a thread of its own, at idle priority."""
+
+    def __init__(self, built: Built, shards: Shards, *, every_s: float, tell: Callable[[ParkedEvent], None]) -> None:
+        self._built = built
+        self._shards = shards
+        self._every_s = every_s
+        self._tell = tell
+        self._ending = threading.Event()
+        self._at_work = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="refresh", daemon=True)
+        self._thread.start()
+
+    def end(self) -> bool:
+        """Stop, in the middle of a pull if need be; False when the thread is still at it after a while.
+
+        One that sleeps is not waited for: at idle priority it may be long in waking up.
+        """
+        self._ending.set()
+        self._shards.cancel()
+        return self._at_work.acquire(timeout=END_S)
+
+    def _run(self) -> None:
+        become_idle()
+        while not self._ending.is_set():
+            with self._at_work:
+                if self._ending.is_set():
+                    return
+                self._refresh()
+            self._ending.wait(self._every_s)
+
+    def _refresh(self) -> None:
+        try:
+            if refresh(self._built, self._shards, deadline_s=time.time() + PULL_S):
+                self._tell(ParkedEvent(versions=tuple(version for version, _ in self._built.held.values())))
+        except WadilocoError as exc:
+            # Without a synchronizer there is nobody to pull from: it is tried again.
+            logger.debug("global parameters not refreshed error=%s", exc)
+
+
+def park(
+    parked: ParkedConfig,
+    lines: TextIO,
+    *,
+    build: Callable[[WorkerConfig], Built],
+    connect: Callable[[WorkerConfig], AbstractContextManager[Shards]],
+    tell: Callable[[ParkedEvent], None],
+) -> tuple[WorkerConfig, Built] | None:
+    """Build all that can be, and wait for a slot; None: the agent is gone, and had no use for it.
+
+    Raises:
+        WadilocoError: it cannot be built, or the line that came is no configuration.
+    """
+    built = build(parked.config)
+    tell(ParkedEvent())
+    if parked.config.rank != 0:
+        config = wait_for_slot(lines)  # global parameters come from the first rank
+        return None if config is None else (config, built)
+    with connect(parked.config) as shards:
+        refresher = Refresher(built, shards, every_s=parked.refresh_s, tell=tell)
+        config = wait_for_slot(lines)
+        has_ended = refresher.end()
+    if config is None:
+        return None
+    # A thread that is still at work on it makes it worthless.
+    return config, built if has_ended else build(config)
+
+
+def wait_for_slot(lines: TextIO) -> WorkerConfig | None:
+    """The configuration with which a parked worker goes on; None at the end of ``lines``: the agent is gone.
+
+    Raises:
+        InputError: the line is none.
+    """
+    line = lines.readline()
+    if not line or '"command"' in line:
+        return None  # the only command that makes sense here is to stop
+    try:
+        return WorkerConfig.model_validate_json(line)
+    except ValidationError as exc:
+        raise InputError(f"worker configuration: {exc}", field="worker") from exc
+
+
+def refresh(built: Built, shards: Shards, *, deadline_s: float) -> bool:
+    """Let the island hold the newest global parameters; whether it held older ones, or none.
+
+    Raises:
+        WadilocoError: a synchronizer cannot be reached, or its run is of another model.
+    """
+    look = shards.look_at_all(deadline_s=deadline_s)
+    if not look.all_begun:
+        return False
+    if len(built.held) == len(look.fragments) and all(built.holds(*each) for each in look.fragments.items()):
+        return False
+    exchange = StreamingExchange(built.island, shards, slot=0)
+    exchange.join(deadline_s=deadline_s, holds=built.holds)
+    built.held = {}
+    pulled = shards.look_at_all(deadline_s=deadline_s).fragments
+    for index, fragment in enumerate(built.island.fragments):
+        its = pulled.get(index)
+        # Otherwise the next one came meanwhile, and nobody knows what this one was.
+        if its is not None and fragment.version == its.version:
+            built.held[index] = (its.version, its.digest)
+    return True
