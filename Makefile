@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 VLLM_VENV ?= .venv-vllm
 
-.PHONY: help install vllm check test demo bench bench-forecast bench-gate bench-policy bench-controller bench-train clean
+.PHONY: help install vllm check test demo bench bench-forecast bench-gate bench-policy bench-controller bench-train test-gpu clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ test: $(STAMP) ## install what is missing and run all tests (without a CPU vLLM 
 	$(BIN)/python -m pytest -m 'not bench and not vllm' -n 2 --dist loadfile || failed=1; \
 	$(BIN)/python -m pytest -m 'vllm and not bench' || failed=1; \
 	exit $$failed
+
+test-gpu: $(STAMP) ## all tests that need a CUDA device, on a host that has one
+	PYTHON=$(BIN)/python deploy/local/test_gpu.sh
 
 demo: $(STAMP) vllm ## the main job: two vLLM servers under traffic, two islands training, three policies
 	$(BIN)/wadiloco demo --out out/demo
