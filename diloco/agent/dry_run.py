@@ -24,7 +24,7 @@ from diloco.partition import cut
 from diloco.protocol import WorkerConfig
 from diloco.scheduling import pin_to
 from diloco.sharded_optimizer import owned_parameters
-from diloco.worker import build_model, inner_config, open_workload, rank_device
+from diloco.worker_build import build_model, inner_config, open_workload, rank_device
 from diloco.workload import Part, Shard, Workload
 from diloco.workload_loading import blamed, build_optimizer, count_tokens, fault, open_batches
 from service.errors import WadilocoError

@@ -18,7 +18,7 @@ from diloco.schema import FragmentState, RoundState
 from diloco.shards import Shards
 from diloco.streaming import StreamingIsland
 from diloco.transport import SynchronizerClient
-from diloco.worker import build
+from diloco.worker_build import build
 from service.errors import InputError
 from tests.diloco.test_worker import Serve, WorkerUnderTest
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
 
@@ -10,7 +10,9 @@ import pytest
 
 from diloco.group import PeerLostError
 from diloco.inbox import Inbox
-from diloco.worker import Worker
+from diloco.streaming import holds_nothing
+from diloco.worker_joining import join_run
+from diloco.worker_rank import Rank
 from service.errors import UnavailableError
 
 
@@ -18,13 +20,12 @@ def test_a_worker_waits_on_for_the_synchronizer_but_not_for_ranks_that_are_gone(
     inbox = Inbox()
     errors: list[UnavailableError] = [UnavailableError("not there yet"), PeerLostError("gone")]
 
-    def wait_for(_: Future[None]) -> None:
+    def call(_: Callable[[], None]) -> None:
         if not errors:
             inbox.request_stop()
             return
         raise errors.pop(0)
 
-    transfers = SimpleNamespace(submit=lambda _: Future())
-    worker = SimpleNamespace(_inbox=inbox, _transfers=transfers, _on_transfer_thread=wait_for, _join_once=None)
+    rank = cast(Rank, SimpleNamespace(inbox=inbox, transfers=SimpleNamespace(call=call)))
     with pytest.raises(PeerLostError):
-        Worker._join(cast(Worker, worker))
+        join_run(rank, holds=holds_nothing)

@@ -16,7 +16,7 @@ from diloco.inbox import Inbox, TransferThread
 from diloco.protocol import EVENTS, Event, SkippedEvent, SyncCommand, SyncedEvent, WorkerConfig
 from diloco.schema import SyncOutcome
 from diloco.team import Team
-from diloco.worker import Worker
+from diloco.worker_lead import Worker
 from diloco.worker_shards import open_shards
 from tests.diloco.conftest import wait_until
 
