@@ -73,6 +73,16 @@ async def wait_for_exit(exit_event: asyncio.Event, timeout_s: float) -> bool:
     return exit_event.is_set()
 
 
+async def first_of(*events: asyncio.Event) -> None:
+    """Wait until one of the events is set."""
+    tasks = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
 async def every(period_s: float, exit_event: asyncio.Event, tick: Callable[[], Awaitable[None]]) -> None:
     """Call ``tick()`` every ``period_s`` seconds until ``exit_event``; an overrun is logged and skips missed ticks."""
     due = time.monotonic()

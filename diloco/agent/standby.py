@@ -9,7 +9,8 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from diloco.agent.process import WorkerProcess
+from diloco.agent.config import IslandSettings
+from diloco.agent.process import WorkerProcess, gpu_environment
 from diloco.protocol import StandbyEvent, StandbyNeeds
 from service.errors import WadilocoError
 from service.tasks import wait_for_exit
@@ -97,3 +98,16 @@ class Standbys:
         self._ready, self._preparing = [], None
         for worker in left:
             await worker.end(0.0)
+
+
+def standbys_of(settings: IslandSettings) -> Standbys:
+    """As many as the settings say, else one for each rank."""
+    return Standbys(
+        settings.standby_workers if settings.standby_workers is not None else settings.ranks,
+        threads=settings.threads,
+        environment=gpu_environment(settings),
+        needs=StandbyNeeds(
+            modules=("transformers",) if settings.hf_model is not None else (),
+            corpus=settings.data if settings.hf_model is None and settings.workload is None else None,
+        ),
+    )

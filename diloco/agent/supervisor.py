@@ -13,14 +13,14 @@ from enum import StrEnum
 
 from diloco.agent.config import IslandSettings
 from diloco.agent.crew import Crew
+from diloco.agent.failures import Deaths, Failure
 from diloco.agent.metrics import IslandMetrics
-from diloco.agent.outer_log import log_outer_step
+from diloco.agent.ordered_syncs import OrderedSyncs
 from diloco.agent.parking import Parking
-from diloco.agent.process import WorkerProcess, gpu_environment
+from diloco.agent.process import WorkerProcess
 from diloco.agent.protector import Protector
 from diloco.agent.rendezvous import RankStore
-from diloco.agent.rules import backoff_s, deaths_in_a_row
-from diloco.agent.standby import Standbys
+from diloco.agent.standby import standbys_of
 from diloco.agent.state import AgentState, Assignment
 from diloco.agent.worker_config import parked_configs, worker_config
 from diloco.corpus import CorpusWatch
@@ -33,20 +33,16 @@ from diloco.protocol import (
     ReadyEvent,
     ResumeCommand,
     SkippedEvent,
-    StandbyNeeds,
     SyncCommand,
     SyncedEvent,
     WorkerConfig,
 )
-from diloco.schema import Phase, SyncReport
+from diloco.schema import Phase
 from service.deadline import unless
-from service.errors import ConfigError, ConflictError, InputError, UnavailableError, WadilocoError
-from service.tasks import wait_for_exit
+from service.errors import InputError, WadilocoError
+from service.tasks import first_of, wait_for_exit
 
 logger = logging.getLogger(__name__)
-
-HOPELESS: dict[int, type[WadilocoError]] = {kind.exit_code: kind for kind in (InputError, ConfigError, ConflictError)}
-"""Exit codes of a worker that another attempt would not help."""
 
 
 class Ended(StrEnum):
@@ -71,35 +67,25 @@ class Supervisor:
         self._crew: Crew | None = None
         self._group_epoch = 0
         """Grows with each start: ranks of different starts never meet."""
-        self._failure: FailedEvent | None = None
+        self._failure = Failure()
         self._ever_ready = False
         self._is_held = False
         """Told to wait, whether or not the run is paused."""
         self._corpus = CorpusWatch(settings.data)
         self._protector = Protector(settings, state)
-        self._standbys = Standbys(
-            settings.standby_workers if settings.standby_workers is not None else settings.ranks,
-            threads=settings.threads,
-            environment=gpu_environment(settings),
-            needs=StandbyNeeds(
-                modules=("transformers",) if settings.hf_model is not None else (),
-                corpus=settings.data if settings.hf_model is None and settings.workload is None else None,
-            ),
-        )
+        self._syncs = OrderedSyncs(state, metrics, send=self._send_sync)
+        self._standbys = standbys_of(settings)
         self._parking = Parking(self._parked_configs)
         state.standby_pids = lambda: self._standbys.pids + self._parking.pids
         state.newest_snapshot = self._protector.protection
 
     def start_sync(self, command: SyncCommand) -> None:
         """Pass a sync on, as soon as a worker has joined the run: the other islands of the round wait for it."""
-        command = self._state.begin_sync(command)
-        if self._crew is not None and self._state.worker_ready:
-            self._crew.send(command)
+        self._syncs.start(command)
 
     def refuse_sync(self, command: SyncCommand, detail: str) -> None:
         """Report at once that a sync which was ordered will not be."""
-        logger.warning("sync refused round=%s detail=%s", command.round, detail)
-        self._report_failed(command, detail)
+        self._syncs.refuse(command, detail)
 
     @property
     def protector(self) -> Protector:
@@ -148,7 +134,7 @@ class Supervisor:
             await self._protector.close()
 
     async def _supervise(self, exit_event: asyncio.Event) -> None:
-        start_failures = deaths = furthest = 0
+        deaths = Deaths()
         last_slot: int | None = None
         while not exit_event.is_set():
             assignment = await self._next_assignment(exit_event)
@@ -179,19 +165,16 @@ class Supervisor:
                 continue
             self._state.restarts += 1
             self._protector.worker_died(was_ready=self._ever_ready)
-            start_failures = 0 if self._ever_ready else start_failures + 1
-            fatal = self._give_up(start_failures)
+            lived_s = time.monotonic() - started_s
+            deaths.note(was_ready=self._ever_ready, lived_s=lived_s, step=self._protector.step)
+            fatal = self._failure.reason_to_give_up(deaths.start_failures, start_attempts=self._settings.start_attempts)
             if fatal is not None:
                 self._end_process(fatal)
                 return
-            got_further, furthest = self._protector.step > furthest, max(furthest, self._protector.step)
-            deaths = deaths_in_a_row(deaths, lived_s=time.monotonic() - started_s, got_further=got_further)
             self._metrics.restarts.inc()
-            pause_s = backoff_s(
-                deaths, first_s=self._settings.restart_backoff_s, longest_s=self._settings.restart_backoff_max_s
+            pause_s = deaths.pause_s(
+                first_s=self._settings.restart_backoff_s, longest_s=self._settings.restart_backoff_max_s
             )
-            if deaths == 1 and self._ever_ready:
-                pause_s = 0.0  # it had trained: what there is to wait for shows when it dies again
             logger.warning("restarting the worker step=%d pause_s=%.1f", self._state.progress.step, pause_s)
             await wait_for_exit(exit_event, pause_s)
 
@@ -205,12 +188,12 @@ class Supervisor:
             self._state.assigned.clear()
             if self._state.assignment is not None:
                 return self._state.assignment
-            await _first_of(exit_event, self._state.assigned)
+            await first_of(exit_event, self._state.assigned)
         return None
 
     async def _run_one(self, assignment: Assignment, exit_event: asyncio.Event) -> Ended:
         """The life of the workers of one start, until the last event that they wrote."""
-        self._failure, self._ever_ready = None, False
+        self._failure, self._ever_ready = Failure(), False
         self._group_epoch += 1
         configs = [
             worker_config(
@@ -230,7 +213,7 @@ class Supervisor:
         for rank, pid in enumerate(crew.pids):
             step = self._state.progress.step
             logger.info("worker started pid=%d rank=%d slot=%d step=%d", pid, rank, assignment.slot, step)
-        stopping = asyncio.create_task(_first_of(exit_event, self._state.assigned))
+        stopping = asyncio.create_task(first_of(exit_event, self._state.assigned))
         ended = Ended.STOPPED
         try:
             await crew.wait_for_end(stopping)
@@ -246,10 +229,10 @@ class Supervisor:
             exits = await crew.end()
             self._crew = None
             self._state.worker_ended()
-            if self._state.sync_in_flight is not None and ended is not Ended.DIED:
-                self._report_failed(self._state.sync_in_flight, "the worker ended during the sync")
+            if ended is not Ended.DIED:
+                self._syncs.worker_ended()
         if ended is Ended.DIED:
-            self._protector.explain(exits, lost, self._failure.message if self._failure else "")
+            self._protector.explain(exits, lost, self._failure.message)
         for each in exits:
             logger.log(
                 logging.WARNING if ended is Ended.DIED else logging.INFO,
@@ -258,9 +241,13 @@ class Supervisor:
                 each.rank,
                 each.code,
                 ended,
-                self._failure.message if self._failure else "",
+                self._failure.message,
             )
         return ended
+
+    def _send_sync(self, command: SyncCommand) -> None:
+        if self._crew is not None:
+            self._crew.send(command)
 
     async def _hire(self, config: WorkerConfig) -> WorkerProcess:
         """A worker that is ready, where there is one; a new one otherwise."""
@@ -282,15 +269,9 @@ class Supervisor:
         if answer is not None and self._crew is not None:
             self._crew.answer(rank, answer)
         if isinstance(event, FailedEvent):
-            self._note_failure(event)
+            self._failure.note(event)
         elif rank == 0:
             self._take_progress(event)
-
-    def _note_failure(self, failure: FailedEvent) -> None:
-        """Of several ranks that fail one is the cause: not the one that lost another."""
-        before = self._failure
-        if before is None or failure.exit_code in HOPELESS or before.exit_code == UnavailableError.exit_code:
-            self._failure = failure
 
     def _take_progress(self, event: Event) -> None:
         match event:
@@ -300,7 +281,7 @@ class Supervisor:
                 self._state.num_fragments = event.num_fragments
                 self.apply_pause(self._state.paused)
                 if not event.resumes_sync:
-                    self._catch_up_on_sync(event.version)
+                    self._syncs.catch_up(event.version)
             case ProgressEvent():
                 before = self._state.progress
                 self._state.take_progress(event.progress)
@@ -308,45 +289,8 @@ class Supervisor:
                 if event.progress.phase is Phase.INNER and event.step_times_s:
                     self._standbys.refill()
             case SyncedEvent():
-                self._state.take_report(event.report, serial=event.serial)
-                self._note_sync(event.report)
+                self._syncs.take(event)
             case SkippedEvent():
                 self._state.end_sync(event.serial)
             case _:
                 pass
-
-    def _catch_up_on_sync(self, version: int) -> None:
-        """Take a worker that has just joined at ``version`` through the sync that came while there was none."""
-        pending = self._state.sync_in_flight
-        if pending is None:
-            return
-        if time.time() >= pending.deadline_s or (pending.round is not None and pending.round < version):
-            self._report_failed(pending, "the round was over before a worker had joined the run")
-        else:
-            self.start_sync(pending)
-
-    def _report_failed(self, command: SyncCommand, detail: str) -> None:
-        self._note_sync(self._state.fail_sync(command, detail, now_s=time.time()))
-
-    def _note_sync(self, report: SyncReport) -> None:
-        self._metrics.take_sync(report)
-        log_outer_step(report, loss=self._state.progress.loss)
-
-    def _give_up(self, start_failures: int) -> WadilocoError | None:
-        """The reason not to start another worker."""
-        failure = self._failure
-        if failure is not None and failure.exit_code in HOPELESS:
-            return HOPELESS[failure.exit_code](failure.message)
-        if start_failures >= self._settings.start_attempts:
-            why = failure.message if failure else "see its log above"
-            return UnavailableError(f"the worker failed {start_failures} times at its start: {why}", field="worker")
-        return None
-
-
-async def _first_of(*events: asyncio.Event) -> None:
-    tasks = [asyncio.create_task(event.wait()) for event in events]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
