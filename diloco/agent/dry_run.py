@@ -92,6 +92,7 @@ def worker_config(settings: IslandSettings) -> WorkerConfig:
     chosen = {name: getattr(settings, name) for name in names}
     chosen |= {
         "slot": settings.slot or 0,
+        "vault": None,  # whether there is one is the agent's setting, where it is a worker's
         "num_ranks": settings.ranks,
         "cores": rank_cores(settings.cores, rank=0, num_ranks=settings.ranks),
         "threads": rank_threads(settings.threads, rank=0, num_ranks=settings.ranks),

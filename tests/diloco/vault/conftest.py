@@ -156,7 +156,7 @@ def start_slot(tmp_path: Path) -> Iterator[StartSlot]:
 
 
 def outer_state(url: str) -> OuterState:
-    return OuterState.model_validate_json(httpx.get(f"{url}/v1/state", timeout=30, trust_env=False).content)
+    return OuterState.model_validate_json(httpx.get(f"{url}/v1/state", timeout=120, trust_env=False).content)
 
 
 def until_version(url: str, version: int) -> list[str]:
