@@ -10,6 +10,7 @@ memory of its local parameters. Fragments have theirs each. An island of several
 Every rank has
 
     mean gradients on their way             4P              (+ 4P of parameters, with a sharded optimizer)
+    its vault, in shared memory             twice parameters, buffers and optimizer, + 16P (24P with a lossy codec)
 
 Activations are not in it: measure steps.
 """
@@ -33,6 +34,8 @@ class Memory(Wire):
     optimizer: int
     averaging: int = 0
     """Buffers for what several ranks tell each other."""
+    vault: int = 0
+    """Snapshots in shared memory, from the first step on."""
     sync_held: int
     """The sync's buffers, from the start."""
     sync_peak: int
@@ -42,7 +45,7 @@ class Memory(Wire):
     def total(self) -> int:
         """At most; gradients may be there during a sync."""
         trained = self.parameters + self.buffers + self.gradients + self.optimizer
-        return trained + self.averaging + self.sync_held + self.sync_peak
+        return trained + self.averaging + self.vault + self.sync_held + self.sync_peak
 
 
 class FragmentSync(Wire):
@@ -99,6 +102,11 @@ def sync_memory(num_values: Sequence[int], codec: Codec) -> tuple[int, int]:
     if codec.carries_parameters:
         return 3 * whole, whole
     return 4 * whole, 2 * whole + sum(codec.num_bytes(count) for count in num_values)
+
+
+def vault_memory(num_hot_bytes: int, num_values: int, codec: Codec) -> int:
+    """Bytes of two generations: of what changes at each step, and of what a sync changes (`diloco.vault.members`)."""
+    return 2 * num_hot_bytes + FP32_BYTES * num_values * (4 if codec.carries_parameters else 6)
 
 
 def averaging_memory(num_values: int, *, num_ranks: int, is_sharded: bool) -> int:

@@ -17,7 +17,7 @@ from diloco.agent.config import IslandSettings
 from diloco.agent.rules import rank_cores, rank_threads
 from diloco.bandwidth import bytes_per_s
 from diloco.codec import codec_named
-from diloco.footprint import Footprint, Memory, StepTime, averaging_memory, fragment_syncs, sync_memory
+from diloco.footprint import Footprint, Memory, StepTime, averaging_memory, fragment_syncs, sync_memory, vault_memory
 from diloco.fragment import manifest_of, num_elements, trainable
 from diloco.inner import InnerLoop
 from diloco.partition import cut
@@ -67,6 +67,9 @@ def measure(settings: IslandSettings) -> Footprint:
     memory = _memory(
         module, optimizer, *sync_memory(counts, codec), num_ranks=config.num_ranks, is_sharded=config.shard_optimizer
     )
+    if settings.vault:
+        hot = memory.parameters + memory.buffers + memory.optimizer
+        memory = memory.model_copy(update={"vault": vault_memory(hot, trained, codec)})
     return Footprint(
         model=model_name(settings),
         num_parameters=sum(parameter.numel() for parameter in module.parameters()),
@@ -218,6 +221,7 @@ def describe(footprint: Footprint) -> str:
         ("tokens per step", f"{footprint.tokens_per_step:,}"),
         *((name, size(getattr(memory, field))) for name, field in MEMORY_ROWS),
         *([("  averaging", size(memory.averaging))] if memory.averaging else []),
+        *([("  vault", f"{size(memory.vault)}, shared")] if memory.vault else []),
         ("memory in all", f"{size(footprint.memory_total)} at most, activations and libraries aside"),
         *_rank_rows(footprint),
         ("push", f"{size(footprint.push_bytes)} per {of} ({footprint.codec})"),

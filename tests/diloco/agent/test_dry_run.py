@@ -47,6 +47,10 @@ def test_what_the_built_in_model_takes(corpus: Path) -> None:
     assert (memory.parameters, memory.gradients, memory.buffers) == (whole, whole, 0)
     assert 2 * whole <= memory.optimizer < 2 * whole + 1000  # AdamW: two moments, and a count of steps
     assert told.memory_total == memory.total > 10 * whole
+    assert memory.vault == 2 * (memory.parameters + memory.optimizer) + 6 * whole
+    assert "vault" in dry_run.describe(told)
+    without = measure(*SHAPE, "--data", str(corpus), "--codec", "int8", "--no-vault")
+    assert without.memory_total == told.memory_total - memory.vault
     assert told.pull_bytes == whole
     assert whole / 4 < told.push_bytes < whole / 3.8
     assert told.sync_s == pytest.approx((told.push_bytes + told.pull_bytes) / 1000)
