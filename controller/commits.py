@@ -15,7 +15,7 @@ from controller.leadership import Leadership
 from service.errors import UnavailableError
 
 TOGETHER_S = 0.1
-"""Between two commits of what comes by the hundred. The first after a quiet moment does not wait."""
+"""Between two commits of what comes by the hundred."""
 
 
 class Commits:
@@ -25,14 +25,22 @@ class Commits:
         self._journal = journal
         self._leadership = leadership
         self._next_s = 0.0
+        self._num_waiting = 0
 
     async def soon(self) -> bool:
-        """As `now`, together with what comes within `TOGETHER_S` of the last one."""
-        wait_s = self._next_s - time.monotonic()
-        if wait_s > 0:
-            await asyncio.sleep(wait_s)
-        self._next_s = max(self._next_s, time.monotonic() + TOGETHER_S)
-        return await self.now()
+        """As `now`, but while others wait for a commit, together with all that come within `TOGETHER_S` of the last.
+
+        Whoever comes alone is served at once: one who sends again and again what was answered is not held up.
+        """
+        self._num_waiting += 1
+        try:
+            wait_s = self._next_s - time.monotonic()
+            if self._num_waiting > 1 and wait_s > 0:
+                await asyncio.sleep(wait_s)
+            self._next_s = max(self._next_s, time.monotonic() + TOGETHER_S)
+            return await self.now()
+        finally:
+            self._num_waiting -= 1
 
     async def now(self) -> bool:
         """Whether it is on disk; a disk that fails must not slow the fleet down.

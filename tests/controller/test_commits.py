@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import controller.commits
 from controller.commits import Commits
 from controller.journal import Journal
 from controller.journal_file import SqliteStore
 from controller.journal_store import Batch, StoreError
 from controller.leadership import SoleLeader
+from tests.controller.helpers import DEADLINE_S
 
 NUM = 50
 
@@ -42,14 +44,27 @@ def test_what_comes_together_is_written_together(tmp_path: Path) -> None:
             journal.put("meta", f"key-{number}", "value")
             return await commits.soon()
 
-        assert await answer(0)  # alone: at once
+        assert await answer(0)
         assert store.num_writes == 1
         assert all(await asyncio.gather(*(answer(number) for number in range(1, NUM))))
-        assert store.num_writes < NUM // 2  # two, unless the machine stands still
+        assert store.num_writes < NUM // 2  # three, unless the machine stands still
         assert len(journal.reader().meta()) == NUM
 
     with closing(Journal(store)) as journal:
         asyncio.run(main(journal))
+
+
+def test_one_who_comes_alone_does_not_wait_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller.commits, "TOGETHER_S", 1e6)
+
+    async def main(journal: Journal) -> None:
+        commits = Commits(lambda: journal, SoleLeader())
+        for number in range(NUM):
+            journal.put("meta", f"key-{number}", "value")
+            assert await commits.soon()
+
+    with closing(Journal(tmp_path / "journal.sqlite")) as journal:
+        asyncio.run(asyncio.wait_for(main(journal), 6 * DEADLINE_S))
 
 
 @pytest.mark.parametrize("when", ["now", "soon"])
