@@ -221,7 +221,7 @@ class Worker:
 
     def run(self) -> None:
         """Join the run and train until told to stop."""
-        self._report(Phase.STARTING)
+        self._report(Phase.STARTING, measure=False)
         self._phases.start()
         try:
             self._team.meet()
@@ -388,7 +388,8 @@ class Worker:
                 if self._take_step():
                     self._guard.after_step(self._inner.step, self._running_s[-1])
                 if time.monotonic() >= self._report_due_s:
-                    self._report(Phase.INNER)
+                    # One that is urgent does not wait for the norm, which the next one has.
+                    self._report(Phase.INNER, measure=self._report_due_s > 0.0)
 
     def _join(self) -> bool:
         """Wait for the synchronizer, as long as it takes: without global parameters nothing can be contributed."""
@@ -782,13 +783,6 @@ def train(config: WorkerConfig, inbox: Inbox, events: TextIO, built: Built | Non
             lead(config, team, inbox, events, built)
         else:
             follow(config, team, inbox, events, built)
-
-
-def warm_up() -> None:
-    """One step of a tiny model: what torch loads at its first is loaded then."""
-    module = nn.Linear(2, 2)
-    inner = InnerLoop(module, InnerConfig(), loss=lambda model, batch: model(batch).square().mean())
-    inner.take_step(torch.ones(2, 2))
 
 
 def main(*, is_standby: bool = False) -> int:
