@@ -1,10 +1,10 @@
 """A parked worker: a spare's, which has done all that can be done before it knows its slot.
 
-Its process is started, everything is imported, the data is found, the model is built in the CPU's memory (on no GPU: it
-takes nothing there, not even a context), and global parameters are pulled when there are new ones: at idle priority, at
-most every ``refresh_s``. When a slot is given, the next line on stdin is the `WorkerConfig`, and the worker goes on
-with what is there: a slot whose state is on this host needs no more than to be copied into the model, one that goes on
-from global parameters needs none of them that it has already.
+Its process is started, everything is imported, the text is read, the model is built in the CPU's memory (on no GPU: it
+takes nothing there, not even a context), a tiny one has taken a step, and global parameters are pulled when there are
+new ones: at idle priority, at most every ``refresh_s``. When a slot is given, the next line on stdin is the
+`WorkerConfig`, and the worker goes on with what is there: a slot whose state is on this host needs no more than to be
+copied into the model, one that goes on from global parameters needs none of them that it has already.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from diloco.scheduling import become_idle
 from diloco.schema import FragmentState
 from diloco.shards import Shards
 from diloco.streaming import StreamingExchange, StreamingIsland
+from diloco.warm_up import read_corpus, warm_up
 from diloco.workload import Workload
 from service.errors import InputError, WadilocoError
 
@@ -33,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 PULL_S = 60.0
 """For one refresh."""
-END_S = 2.0
-"""For the thread that pulls to see that it is to stop, on a host where others have the cores."""
+END_S = 0.5
+"""For the thread that pulls to see that it is to stop. To build the model anew, after that, takes about as long."""
 
 
 @dataclass(slots=True)
@@ -78,7 +79,8 @@ class Refresher:
     def end(self) -> bool:
         """Stop, in the middle of a pull if need be; False when the thread is still at it after a while.
 
-        One that sleeps is not waited for: at idle priority it may be long in waking up.
+        One that sleeps, or asks whether there is anything new, is not waited for: at idle priority it may be long in
+        going on, and then it sees that it is to stop before it changes anything.
         """
         self._ending.set()
         self._shards.cancel()
@@ -87,16 +89,20 @@ class Refresher:
     def _run(self) -> None:
         become_idle()
         while not self._ending.is_set():
-            with self._at_work:
-                if self._ending.is_set():
-                    return
-                self._refresh()
+            self._refresh()
             self._ending.wait(self._every_s)
 
     def _refresh(self) -> None:
+        deadline_s = time.time() + PULL_S
         try:
-            if refresh(self._built, self._shards, deadline_s=time.time() + PULL_S):
-                self._tell(ParkedEvent(versions=tuple(version for version, _ in self._built.held.values())))
+            if not has_news(self._built, self._shards, deadline_s=deadline_s):
+                return
+            with self._at_work:
+                if self._ending.is_set():
+                    return
+                pull(self._built, self._shards, deadline_s=deadline_s)
+                versions = tuple(version for version, _ in self._built.held.values())
+            self._tell(ParkedEvent(versions=versions))
         except WadilocoError as exc:
             # Without a synchronizer there is nobody to pull from: it is tried again.
             logger.debug("global parameters not refreshed error=%s", exc)
@@ -116,6 +122,9 @@ def park(
         WadilocoError: it cannot be built, or the line that came is no configuration.
     """
     built = build(parked.config)
+    warm_up()
+    if parked.config.workload is None and parked.config.hf_model is None:
+        read_corpus(parked.config.data)
     tell(ParkedEvent())
     if parked.config.rank != 0:
         config = wait_for_slot(lines)  # global parameters come from the first rank
@@ -145,17 +154,24 @@ def wait_for_slot(lines: TextIO) -> WorkerConfig | None:
         raise InputError(f"worker configuration: {exc}", field="worker") from exc
 
 
-def refresh(built: Built, shards: Shards, *, deadline_s: float) -> bool:
-    """Let the island hold the newest global parameters; whether it held older ones, or none.
+def has_news(built: Built, shards: Shards, *, deadline_s: float) -> bool:
+    """Whether the run has other global parameters than the island holds; changes nothing.
 
     Raises:
-        WadilocoError: a synchronizer cannot be reached, or its run is of another model.
+        WadilocoError: a synchronizer cannot be reached.
     """
     look = shards.look_at_all(deadline_s=deadline_s)
     if not look.all_begun:
         return False
-    if len(built.held) == len(look.fragments) and all(built.holds(*each) for each in look.fragments.items()):
-        return False
+    return len(built.held) != len(look.fragments) or not all(built.holds(*each) for each in look.fragments.items())
+
+
+def pull(built: Built, shards: Shards, *, deadline_s: float) -> None:
+    """Let the island hold the newest global parameters.
+
+    Raises:
+        WadilocoError: a synchronizer cannot be reached, or its run is of another model.
+    """
     exchange = StreamingExchange(built.island, shards, slot=0)
     exchange.join(deadline_s=deadline_s, holds=built.holds)
     built.held = {}
@@ -165,4 +181,3 @@ def refresh(built: Built, shards: Shards, *, deadline_s: float) -> bool:
         # Otherwise the next one came meanwhile, and nobody knows what this one was.
         if its is not None and fragment.version == its.version:
             built.held[index] = (its.version, its.digest)
-    return True

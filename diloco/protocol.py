@@ -52,6 +52,8 @@ class VaultPlace(Wire):
     epoch: Count = 0
     first_number: Count = 0
     """Generations are numbered from there on: above all that there were."""
+    verified: Count = 0
+    """Number of the generation whose digests the agent has just found to be right; 0: none."""
 
 
 class StandbyNeeds(Wire):

@@ -7,7 +7,6 @@ keeps its own and becomes the worker. The end of stdin means that the agent is g
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import sys
@@ -15,20 +14,18 @@ import threading
 
 from diloco.protocol import StandbyNeeds
 from diloco.scheduling import become_idle
-from service.errors import InputError
 
 
 def prepare(needs: StandbyNeeds) -> None:
     """Import the worker, take one step of a tiny model and read the data, so that nothing is left to be loaded."""
     become_idle()
-    worker = importlib.import_module("diloco.worker")
+    importlib.import_module("diloco.worker")
     for name in needs.modules:
         importlib.import_module(name)
-    worker.warm_up()
+    warming = importlib.import_module("diloco.warm_up")
+    warming.warm_up()
     if needs.corpus is not None:
-        # What cannot be read is for the worker to tell, if it comes to that.
-        with contextlib.suppress(InputError):
-            importlib.import_module("diloco.data").read_ahead(needs.corpus)
+        warming.read_corpus(needs.corpus)
 
 
 def main() -> int:

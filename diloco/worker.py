@@ -18,12 +18,10 @@ from typing import TextIO
 
 import torch
 from pydantic import ValidationError
-from torch import nn
 
 from diloco.device import catch_up_with, lowest_priority
 from diloco.follower import Follower
 from diloco.inbox import Inbox, TransferThread
-from diloco.inner import InnerConfig, InnerLoop
 from diloco.parked import Built, first_line, park
 from diloco.parked_config import ParkedConfig
 from diloco.protocol import Event, FailedEvent, StandbyEvent, WorkerConfig
@@ -82,13 +80,6 @@ def train(config: WorkerConfig, inbox: Inbox, events: TextIO, built: Built | Non
             lead(config, team, inbox, events, built)
         else:
             follow(config, team, inbox, events, built)
-
-
-def warm_up() -> None:
-    """One step of a tiny model: what torch loads at its first is loaded then."""
-    module = nn.Linear(2, 2)
-    inner = InnerLoop(module, InnerConfig(), loss=lambda model, batch: model(batch).square().mean())
-    inner.take_step(torch.ones(2, 2))
 
 
 def main(*, is_standby: bool = False) -> int:

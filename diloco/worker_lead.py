@@ -108,7 +108,7 @@ class Worker:
 
     def run(self) -> None:
         """Join the run and train until told to stop."""
-        self._report(Phase.STARTING)
+        self._report(Phase.STARTING, measure=False)
         self._phases.start()
         try:
             self._team.meet()
@@ -184,7 +184,8 @@ class Worker:
                 if steps.take():
                     self._guard.after_step(steps.inner.step, steps.running_s[-1])
                 if self._reports.is_due:
-                    self._report(Phase.INNER)
+                    # One that is urgent does not wait for the norm, which the next one has.
+                    self._report(Phase.INNER, measure=not self._reports.is_urgent)
 
     def _pause(self) -> None:
         self._phases.enter(TrainerPhase.NONE)

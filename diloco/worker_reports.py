@@ -43,6 +43,11 @@ class Reports:
     def is_due(self) -> bool:
         return time.monotonic() >= self._due_s
 
+    @property
+    def is_urgent(self) -> bool:
+        """Whether one has been asked for (`make_due`) that has not come."""
+        return self._due_s <= 0.0
+
     def make_due(self) -> None:
         """Report after the next step."""
         self._due_s = 0.0

@@ -112,7 +112,7 @@ class Protector:
         found = await self.recovery.obtain(slot, refused, own=own)
         try:
             if found is not None:
-                await asyncio.to_thread(vaults.install, found.paths)
+                await asyncio.to_thread(vaults.install, found.paths, verified=found.generation)
         except VaultError as exc:
             refused.append(str(exc))
             found = None
@@ -198,6 +198,8 @@ class Protector:
 
     def worker_died(self, *, was_ready: bool) -> None:
         """Before the next start: what the slot's progress is now."""
+        if self._vaults is not None:
+            self._vaults.distrust()
         if not self._has_restored:
             self._failed_restores += 1
         has_snapshot = self._vaults is not None and self._vaults.newest() is not None

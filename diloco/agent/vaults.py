@@ -42,6 +42,8 @@ class Vaults:
         self._vaults: list[VaultFile | None] = [None] * num_ranks
         self._slot: int | None = None
         self._first_number = 0
+        self._verified = 0
+        """Generation that was digested when it was installed, until a worker has started on it."""
         self.rung = Rung.VAULT
         """Where the newest generation is from, until the workers have made one."""
 
@@ -106,7 +108,12 @@ class Vaults:
             instance=self._instance,
             epoch=epoch,
             first_number=self._next_number(),
+            verified=self._verified,
         )
+
+    def distrust(self) -> None:
+        """A worker has been at the vaults: what was verified before is to be verified again."""
+        self._verified = 0
 
     def make(self, rank: int, regions: Sequence[RegionSize], record_bytes: int) -> Path:
         """Make the vault of a rank, in place of the one that it has.
@@ -130,8 +137,10 @@ class Vaults:
         found = [vault.path for vault in self._vaults if vault is not None]
         return tuple(found) if len(found) == len(self._vaults) else ()
 
-    def install(self, paths: Mapping[int, Path]) -> None:
+    def install(self, paths: Mapping[int, Path], *, verified: int = 0) -> None:
         """Let these replicas, by rank, be the vaults of the slot, in place of those that there are.
+
+        ``verified`` is the number of the generation whose digests have just been found to be right on all ranks.
 
         Raises:
             VaultError: they cannot be mapped or moved.
@@ -145,7 +154,7 @@ class Vaults:
             except OSError as exc:
                 raise VaultError(f"cannot move {path} to {own}: {exc.strerror}", field="vault_dir") from exc
             self._vaults[rank] = VaultFile.adopt(own)
-        self.rung = Rung.REPLICA
+        self.rung, self._verified = Rung.REPLICA, verified
 
     def drop(self) -> None:
         """Remove all: the slot is another's, or the agent ends in order."""
@@ -159,7 +168,7 @@ class Vaults:
             if vault is not None:
                 vault.close(remove=True)
         self._vaults = [None] * len(self._vaults)
-        self.rung = Rung.VAULT
+        self.rung, self._verified = Rung.VAULT, 0
 
     def _next_number(self) -> int:
         """Above all numbers that there were, on this host and on others whose clocks are about right."""

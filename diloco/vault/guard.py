@@ -81,7 +81,13 @@ class Guard:
         if not (self._is_on and self._place.restore):
             return Choice(None, [])
         self._team.meet()
-        return choose(self._place.path, self.identity, epoch=self._place.epoch, newest_of_all=self._team.newest_of_all)
+        return choose(
+            self._place.path,
+            self.identity,
+            epoch=self._place.epoch,
+            newest_of_all=self._team.newest_of_all,
+            verified=self._place.verified,
+        )
 
     def load(self, chosen: Chosen) -> None:
         """Parameters, buffers, optimizer. Raises `VaultError`."""
@@ -157,6 +163,11 @@ class Guard:
         if self._is_on and self._snapshots.has_vault:
             self._team.tell(Action.SNAPSHOT)
             self._snapshots.take()
+
+    @property
+    def interval(self) -> int:
+        """Steps from one snapshot to the next."""
+        return self._snapshots.interval
 
     def settle(self) -> None:
         """Before anything changes that a snapshot may be copying."""

@@ -6,8 +6,9 @@ the lowest of their newest ones, see `diloco.vault.snapshots`.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,21 +46,30 @@ class Choice:
     refused: list[str]
 
 
-def choose(path: Path | None, identity: Identity, *, epoch: int, newest_of_all: Callable[[int], int]) -> Choice:
-    """The newest generation that all ranks have. ``newest_of_all`` is called twice, on every rank."""
+def choose(
+    path: Path | None, identity: Identity, *, epoch: int, newest_of_all: Callable[[int], int], verified: int = 0
+) -> Choice:
+    """The newest generation that all ranks have. ``newest_of_all`` is called twice, on every rank.
+
+    The one with the number ``verified`` was digested a moment ago, and is not again; 0: none was.
+    """
     begun_s = time.time()
     refused: list[str] = []
     found: dict[int, tuple[Generation, bool]] = {}
+    rest: Iterator[tuple[Generation, bool]] = iter(())
     vault: VaultFile | None = None
     if path is not None:
         try:
             vault = VaultFile.open(path, write_within_s=WRITER_WAIT_S)
-            found = _whole(vault, identity, epoch, refused)
+            rest = _whole(vault, identity, epoch, refused, verified=verified)
+            found = _numbered(itertools.islice(rest, 1))
         except VaultError as exc:
             refused.append(str(exc))
     else:
         refused.append("no vault")
     common = newest_of_all(max(found, default=0))
+    if common < max(found, default=0):
+        found |= _numbered(rest)
     is_there = newest_of_all(int(common in found)) == 1
     if vault is not None and common and is_there:
         generation, is_sure = found[common]
@@ -74,24 +84,29 @@ def choose(path: Path | None, identity: Identity, *, epoch: int, newest_of_all: 
     return Choice(None, refused or ["the vault is empty"])
 
 
-def _whole(vault: VaultFile, identity: Identity, epoch: int, refused: list[str]) -> dict[int, tuple[Generation, bool]]:
-    """By number: those that fit, and whether nothing newer was lost."""
+def _numbered(found: Iterable[tuple[Generation, bool]]) -> dict[int, tuple[Generation, bool]]:
+    return {generation.number: (generation, is_sure) for generation, is_sure in found}
+
+
+def _whole(
+    vault: VaultFile, identity: Identity, epoch: int, refused: list[str], *, verified: int
+) -> Iterator[tuple[Generation, bool]]:
+    """Those that fit, the newest first, and whether nothing newer was lost. Each is digested when it is asked for."""
     records = vault.records()
     torn = [record for record in records if isinstance(record, CorruptError)]
     refused += [str(record) for record in torn]
     is_newest_lost = bool(torn)
-    found: dict[int, tuple[Generation, bool]] = {}
     read = [record for record in records if isinstance(record, ReadRecord)]
     for record in sorted(read, key=lambda record: -record.generation.number):
         try:
             check_identity(record.generation, identity, epoch=epoch)
-            vault.verify(record.generation)
+            if record.generation.number != verified:
+                vault.verify(record.generation)
         except VaultError as exc:
             refused.append(str(exc))
             is_newest_lost = True
         else:
-            found[record.generation.number] = (record.generation, record.is_sure and not is_newest_lost)
-    return found
+            yield record.generation, record.is_sure and not is_newest_lost
 
 
 def check_identity(generation: Generation, identity: Identity, *, epoch: int) -> None:

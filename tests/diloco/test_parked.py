@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from diloco.parked import Built, refresh
+from diloco.parked import Built, has_news, pull
 from diloco.parked_config import ParkedConfig
 from diloco.protocol import FailedEvent, ParkedEvent, ReadyEvent, StopCommand, SyncCommand, SyncedEvent, WorkerConfig
 from diloco.schema import FragmentState, RoundState
@@ -134,19 +134,22 @@ def test_what_is_held_is_not_pulled_again_and_what_is_old_is(
     url = serve(tmp_path / "sync", quorum=1)
     client = connect(url)
     built = build(config)
-    assert not refresh(built, Shards((client,)), deadline_s=_soon())  # no run has begun
+    shards = Shards((client,))
+    assert not has_news(built, shards, deadline_s=_soon())  # no run has begun
     assert built.held == {}
     other = StreamingIsland(build(config.model_copy(update={"seed": 7})).module, num_fragments=2)
     assert client.offer(other.manifest, other.global_flat, deadline_s=_soon(), num_fragments=2).accepted
     before = client.bytes_pulled
-    assert refresh(built, Shards((client,)), deadline_s=_soon())
+    assert has_news(built, shards, deadline_s=_soon())
+    assert client.bytes_pulled == before
+    pull(built, shards, deadline_s=_soon())
     assert sorted(built.held) == [0, 1]
     assert torch.equal(built.island.global_flat, other.global_flat)
     pulled = client.bytes_pulled - before
-    assert not refresh(built, Shards((client,)), deadline_s=_soon())
+    assert not has_news(built, shards, deadline_s=_soon())
     assert client.bytes_pulled - before == pulled
     built.held[1] = (0, "another run's")
-    assert refresh(built, Shards((client,)), deadline_s=_soon())
+    assert has_news(built, shards, deadline_s=_soon())
 
 
 def _soon() -> float:
