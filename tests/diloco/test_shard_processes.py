@@ -17,7 +17,7 @@ from tests.diloco.conftest import wait_until
 from tests.diloco.shard_island import IslandProcess
 from tests.diloco.test_worker import WorkerUnderTest, start
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 __all__ = ["start"]
 
