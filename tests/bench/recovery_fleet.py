@@ -23,7 +23,7 @@ from diloco.recovery_schema import ReplicaList
 from diloco.schema import AgentStatus, Phase
 from replay.chaos.config import ChaosSettings
 from replay.chaos.local_fleet import CONTROLLER, LocalFleet
-from replay.chaos.measure import Blow, Sample, goodput_frac, longest_gap_s, steps_lost, trains_again_s
+from replay.chaos.measure import Blow, Sample, goodput_frac, longest_gap_s, trains_again_s
 from replay.chaos.members import Member, agents
 from replay.chaos.procfs import send
 from replay.chaos.watch import Watch
@@ -57,8 +57,6 @@ class Ordeal:
     """What could not be used, and why."""
     steps_lost: int
     """Taken again, or gone, as the agent says."""
-    steps_gone: int
-    """Whose work was gone, as seen from outside."""
     others_gap_s: float | None
     others_normal_gap_s: float | None
     """Longest time between two reports of new steps by other islands: meanwhile, and in an equally long time before."""
@@ -190,8 +188,8 @@ class RecoveryFleet:
 
         record = await self.until(f"the recovery of slot {slot} on record", on_record)
         await asyncio.sleep(AFTER_S)
-        gone = steps_lost(samples, blow)
-        self.lost[slot] = self.lost.get(slot, 0) + gone
+        lost = record.steps_lost or 0
+        self.lost[slot] = self.lost.get(slot, 0) + lost
         gap_s, normal_s = self._others(slot, t_s, again_s + AFTER_S)
         times = [at_s, record.detected_s, record.taken_s, record.fetched_s, record.loaded_s, record.first_step_s]
         known = [each for each in times if each is not None]
@@ -203,8 +201,7 @@ class RecoveryFleet:
             new_step_s=again_s - t_s,
             rung=str(record.rung),
             detail=record.detail,
-            steps_lost=record.steps_lost or 0,
-            steps_gone=gone,
+            steps_lost=lost,
             others_gap_s=gap_s,
             others_normal_gap_s=normal_s,
             steady_mb=steady_mb,

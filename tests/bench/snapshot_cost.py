@@ -1,7 +1,9 @@
 """What snapshots cost an inner step: slices of steps with and without them, in turns, in one process.
 
 The rank is the library's: inner loop, guard and vault, as the worker puts them together. Each slice is timed whole, so
-that what is done between two steps counts; the snapshot under way is waited for within the slice that began it.
+that what is done between two steps counts; the snapshot under way is waited for within the slice that began it. The
+processor time of all threads is told beside it: on a busy machine that says more, and it holds all of the copy, which a
+free core takes off the step.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,10 +49,19 @@ class SnapshotCost:
 
     ratios: list[float]
     """Of each slice with snapshots to the mean of the slices before and after it."""
+    cpu_ratios: list[float]
+    """The same of the processor time."""
     step_s: float
     """Without, the mean."""
     interval: int
     """Steps from one snapshot to the next, at the end."""
+
+
+class Times(NamedTuple):
+    """Of one step, in seconds."""
+
+    wall_s: float
+    cpu_s: float
 
 
 class ProtectedRank:
@@ -116,16 +128,16 @@ class ProtectedRank:
             state=more.state.model_dump(mode="json", exclude_none=True),
         )
 
-    def slice_s(self, num_steps: int, *, is_protected: bool) -> float:
+    def slice_s(self, num_steps: int, *, is_protected: bool) -> Times:
         """Seconds per step."""
-        began_s = time.perf_counter()
+        began_s, cpu_s = time.perf_counter(), time.process_time()
         for _ in range(num_steps):
             started_s = time.perf_counter()
             self._inner.take_step(next(self._batches))
             if is_protected:
                 self.guard.after_step(self._inner.step, time.perf_counter() - started_s)
         self.guard.settle()
-        return (time.perf_counter() - began_s) / num_steps
+        return Times((time.perf_counter() - began_s) / num_steps, (time.process_time() - cpu_s) / num_steps)
 
     @property
     def steps_at_risk(self) -> int:
@@ -142,7 +154,7 @@ def measure_snapshots(size: ModelSize, corpus: Path, directory: Path, *, num_pai
     rank = ProtectedRank(size, corpus, directory)
     try:
         rank.slice_s(SETTLING_STEPS, is_protected=True)
-        step_s = rank.slice_s(4, is_protected=False)
+        step_s = rank.slice_s(4, is_protected=False).wall_s
         # Of whole intervals: a slice has its share of snapshots.
         interval = max(rank.steps_at_risk, 1)
         num_steps = interval * max(1, round(SLICE_S / step_s / interval))
@@ -150,10 +162,15 @@ def measure_snapshots(size: ModelSize, corpus: Path, directory: Path, *, num_pai
         for _ in range(num_pairs):
             protected.append(rank.slice_s(num_steps, is_protected=True))
             without.append(rank.slice_s(num_steps, is_protected=False))
-        ratios = [each / ((without[i] + without[i + 1]) / 2) for i, each in enumerate(protected)]
-        return SnapshotCost(ratios, sum(without) / len(without), rank.steps_at_risk)
+        wall = _ratios([each.wall_s for each in protected], [each.wall_s for each in without])
+        cpu = _ratios([each.cpu_s for each in protected], [each.cpu_s for each in without])
+        return SnapshotCost(wall, cpu, sum(each.wall_s for each in without) / len(without), rank.steps_at_risk)
     finally:
         rank.close()
+
+
+def _ratios(those: list[float], between: list[float]) -> list[float]:
+    return [each / ((between[i] + between[i + 1]) / 2) for i, each in enumerate(those)]
 
 
 def _config(size: ModelSize, corpus: Path) -> WorkerConfig:
