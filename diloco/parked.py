@@ -22,7 +22,7 @@ from torch import nn
 
 from diloco.parked_config import ParkedConfig
 from diloco.protocol import ParkedEvent, WorkerConfig
-from diloco.scheduling import become_idle
+from diloco.scheduling import become_idle, come_back
 from diloco.schema import FragmentState
 from diloco.shards import Shards
 from diloco.streaming import StreamingExchange, StreamingIsland
@@ -83,6 +83,9 @@ class Refresher:
         going on, and then it sees that it is to stop before it changes anything.
         """
         self._ending.set()
+        if self._thread.native_id is not None:
+            # While it waits for a core it may hold Python's lock, and keep the others from going on.
+            come_back(self._thread.native_id)
         self._shards.cancel()
         return self._at_work.acquire(timeout=END_S)
 
@@ -90,7 +93,8 @@ class Refresher:
         become_idle()
         while not self._ending.is_set():
             self._refresh()
-            self._ending.wait(self._every_s)
+            # Nobody wakes it: it would take Python's lock as soon as it has a core, which may be long.
+            time.sleep(self._every_s)
 
     def _refresh(self) -> None:
         deadline_s = time.time() + PULL_S

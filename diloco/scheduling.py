@@ -77,6 +77,17 @@ def become_idle() -> bool:
     return True
 
 
+def come_back(thread_id: int) -> bool:
+    """Let an idle thread of this process have ordinary priority again; says whether that is allowed (it is to root)."""
+    if sys.platform != "linux":
+        return False
+    try:
+        os.sched_setscheduler(thread_id, os.SCHED_OTHER, os.sched_param(0))
+    except OSError:
+        return False
+    return True
+
+
 def lower_session() -> bool:
     """Let other sessions go before this one; says whether it does. For a process that leads a session of its own."""
     if not AUTOGROUP.exists():  # no such groups on this platform: threads are ranked one by one
