@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 VLLM_VENV ?= .venv-vllm
 
-.PHONY: help install vllm check test demo bench bench-forecast bench-gate bench-policy bench-controller bench-train test-gpu clean
+.PHONY: help install vllm check test demo bench bench-forecast bench-gate bench-policy bench-controller bench-train bench-recovery test-gpu clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ bench-controller: $(STAMP) ## a large fleet on one core (BENCH_CONTROLLER='secon
 
 bench-train: $(STAMP) ## loss at equal tokens, and rounds beside torchft's (BENCH_TRAIN='steps H seeds warm width')
 	$(BIN)/python -m pytest -m bench -s tests/bench/test_train.py
+
+bench-recovery: $(STAMP) ## what each death costs, by phase, and what snapshots cost (BENCH_RECOVERY='kills millions of parameters')
+	$(BIN)/python -m pytest -m bench -s tests/bench/test_recovery.py
 
 clean: ## remove both environments and all output
 	rm -rf $(VENV) $(VLLM_VENV) .local out build *.egg-info
