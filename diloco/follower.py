@@ -219,9 +219,12 @@ class Follower:
         except (WadilocoError, YieldInterrupted):
             raise
         except Exception as exc:
-            if self._config.workload is None or self._running_s:
+            is_again = self._inner.step == self._config.start_step
+            if self._config.workload is None or (self._running_s and not is_again):
                 raise
-            raise fault(exc, "the first inner step") from exc
+            raise fault(
+                exc, f"inner step {self._inner.step}, once more," if self._running_s else "the first inner step"
+            ) from exc
 
     def _waited(self) -> Waited:
         if self._safepoint is None:

@@ -159,8 +159,11 @@ class Steps:
         except Exception as exc:
             if self._config.workload is None:
                 raise
-            if not self._recent_s:
-                raise fault(exc, "the first inner step") from exc
+            # From a snapshot on, the step at which the worker before met it is not the first.
+            if not self._recent_s or self.inner.step == self._config.start_step:
+                raise fault(
+                    exc, "the first inner step" if not self._recent_s else f"inner step {self.inner.step}, once more,"
+                ) from exc
             self._report(Phase.INNER)
             raise
 

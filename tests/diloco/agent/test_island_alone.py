@@ -69,10 +69,10 @@ def test_a_worker_is_not_restarted_on_other_text(
     assert island.log().count("worker started") == 1
 
 
-def test_a_killed_worker_is_restarted_and_goes_on_from_its_step(
+def test_a_killed_worker_is_restarted_and_goes_on_from_its_step_without_a_snapshot_too(
     serve: Serve, run_island: RunIsland, tmp_path: Path
 ) -> None:
-    island = run_island(*alone(serve(tmp_path / "sync")))
+    island = run_island(*alone(serve(tmp_path / "sync")), "--no-vault")
     pid = island.until_status(lambda s: s.worker_ready).worker_pid
     before = island.until_progress(lambda p: p.step > 20)
     os.kill(pid, signal.SIGKILL)

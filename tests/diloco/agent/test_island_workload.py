@@ -146,7 +146,7 @@ def test_a_restarted_worker_goes_on_with_the_next_batch(
     [
         ("Misshapen", 1, 2, "workload: the first inner step raised RuntimeError: mat1 and mat2 shapes cannot be "),
         ("Ending", 1, 2, "workload: the batches ended at 20 (go on with a new epoch: batches has no end)"),
-        ("Spoilt", 2, 2, "workload: batch 30 raised ValueError: spoilt ("),
+        ("Spoilt", 2, 2, "workload: inner step 30, once more, raised ValueError: spoilt ("),
         ("lacking", 2, 3, "worker: the worker failed 2 times at its start: workload: lacking() raised FileNotFoundErr"),
     ],
 )
@@ -169,7 +169,9 @@ def test_what_only_one_of_two_ranks_cannot_read_ends_the_island_with_the_reason(
     options = ("--slot", "0", "--synchronizer", serve(tmp_path / "sync"), "--ranks", "2", "--restart-backoff-s", "0.1")
     island = run_own("mine:SpoiltForOneRank", *options, cwd=tmp_path)
     assert island.finish(60) == 2
-    assert island.lines[-1].startswith("wadiloco island: workload: batch 30 raised ValueError: spoilt (")
+    assert island.lines[-1].startswith(
+        "wadiloco island: workload: inner step 30, once more, raised ValueError: spoilt ("
+    )
 
 
 def test_another_model_is_refused_with_the_first_difference(serve: Serve, run_own: RunIsland, tmp_path: Path) -> None:
