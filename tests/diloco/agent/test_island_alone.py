@@ -112,6 +112,6 @@ def test_another_model_than_the_run_ends_the_agent(serve: Serve, run_island: Run
 
 def test_without_synchronizer_it_waits_and_still_stops_at_once(run_island: RunIsland) -> None:
     island = run_island(*alone("http://127.0.0.1:1"))
-    island.until_progress(lambda p: p.update_norm is not None)
+    island.until(lambda: "no synchronizer yet" in island.log())
     assert island.get("/readyz").status_code == 503
     assert island.terminate() == 0
