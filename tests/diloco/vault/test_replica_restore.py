@@ -17,11 +17,13 @@ from diloco.schema import Phase, Rung
 from diloco.vault.file import VaultFile
 from tests.diloco.agent.replicas import Keeper, network
 from tests.diloco.vault.conftest import Slot, StartSlot, until_version
-from tests.diloco.vault.test_kill import STEPS, VARIANTS, Serve, begun, undisturbed
+from tests.diloco.vault.test_kill import VARIANTS, Serve, begun, undisturbed
 
 pytestmark = pytest.mark.integration
 
 TIMEOUT_S = 60.0
+SYNCS = (1500, 3000, 4500)
+"""Inner steps so far apart that a replica is made, and its island killed, well before the next sync."""
 
 
 class Hosts:
@@ -82,10 +84,10 @@ def test_taken_over_after_a_kill_it_ends_with_the_same_weights(
     serve: Serve, start_slot: StartSlot, hosts: Hosts, tmp_path: Path, variant: str
 ) -> None:
     options = VARIANTS[variant]
-    wanted = undisturbed(start_slot, serve(tmp_path / "one", quorum=1), **options)
+    wanted = undisturbed(start_slot, serve(tmp_path / "one", quorum=1), steps=SYNCS, **options)
     url = serve(tmp_path / "two", quorum=1)
-    slot = begun(start_slot, url, **options)
-    for step in (20, 180, 330):
+    slot = begun(start_slot, url, steps=SYNCS, **options)
+    for step in (20, SYNCS[0] + 20, SYNCS[1] + 20):
         slot.until_step(step)
         keeper = hosts.replicate(slot)
         (replicated,) = [notice.step for notice in keeper.store.notices()]
@@ -93,16 +95,16 @@ def test_taken_over_after_a_kill_it_ends_with_the_same_weights(
         slot.kill()
         restored = hosts.take_over(slot, keeper)
         assert (restored.rung, restored.step, restored.lost) == (Rung.VAULT, replicated, ""), restored.refused
-    assert until_version(url, len(STEPS)) == wanted
+    assert until_version(url, len(SYNCS)) == wanted
 
 
 def test_handed_over_as_planned_it_loses_no_step_and_ends_with_the_same_weights(
     serve: Serve, start_slot: StartSlot, hosts: Hosts, tmp_path: Path
 ) -> None:
-    wanted = undisturbed(start_slot, serve(tmp_path / "one", quorum=1))
+    wanted = undisturbed(start_slot, serve(tmp_path / "one", quorum=1), steps=SYNCS)
     url = serve(tmp_path / "two", quorum=1)
-    slot = begun(start_slot, url)
-    for step in (30, 200, 350):
+    slot = begun(start_slot, url, steps=SYNCS)
+    for step in (30, SYNCS[0] + 30, SYNCS[1] + 30):
         slot.until_step(step)
         worker = slot.worker
         worker.send(PauseCommand(snapshot=True))
@@ -112,14 +114,14 @@ def test_handed_over_as_planned_it_loses_no_step_and_ends_with_the_same_weights(
         slot.kill()
         restored = hosts.take_over(slot, keeper)
         assert (restored.step, restored.lost) == (paused, ""), restored.refused
-    assert until_version(url, len(STEPS)) == wanted
+    assert until_version(url, len(SYNCS)) == wanted
 
 
 def test_a_replica_from_before_the_last_sync_costs_progress_and_says_so(
     serve: Serve, start_slot: StartSlot, hosts: Hosts, tmp_path: Path
 ) -> None:
     url = serve(tmp_path / "sync", quorum=1)
-    slot = begun(start_slot, url)
+    slot = begun(start_slot, url, steps=SYNCS)
     slot.until_step(100)
     keeper = hosts.replicate(slot)
     until_version(url, 1)
@@ -127,4 +129,4 @@ def test_a_replica_from_before_the_last_sync_costs_progress_and_says_so(
     restored = hosts.take_over(slot, keeper)
     # What it contributed since may be in the run already: it must not count twice.
     assert "may be in the run already" in restored.lost
-    until_version(url, len(STEPS))
+    until_version(url, len(SYNCS))
