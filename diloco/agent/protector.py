@@ -131,13 +131,13 @@ class Protector:
             await asyncio.to_thread(self._disk.save)
         await self.forget()
 
-    def place(self, rank: int) -> VaultPlace | None:
-        """What the next worker of this rank is told."""
+    def places(self) -> Sequence[VaultPlace | None]:
+        """What the next workers are told, by rank."""
         self._has_restored = False
         if self._vaults is None:
-            return None
+            return [None] * self._settings.ranks
         restore = self._failed_restores < MAX_FAILED_RESTORES
-        return self._vaults.place(rank, run_id=self._run_id, epoch=self._state.epoch, restore=restore)
+        return self._vaults.places(run_id=self._run_id, epoch=self._state.epoch, restore=restore)
 
     def take(self, rank: int, event: Event) -> Awaitable[Command] | None:
         """What a worker says; the answer, if it waits for one."""

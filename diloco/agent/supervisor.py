@@ -203,9 +203,9 @@ class Supervisor:
                 rank=rank,
                 store=self._store,
                 group_epoch=self._group_epoch,
-                vault=self._protector.place(rank),
+                vault=vault,
             )
-            for rank in range(self._settings.ranks)
+            for rank, vault in enumerate(self._protector.places())
         ]
         crew = self._crew = await Crew.start(configs, self._take, hire=self._hire)
         watch = asyncio.create_task(self._protector.watch(crew))

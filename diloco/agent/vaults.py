@@ -96,20 +96,24 @@ class Vaults:
                 copy_generation(source, source.generations()[0], vault)
         self.rung = rung
 
-    def place(self, rank: int, *, run_id: str, epoch: int, restore: bool) -> VaultPlace:
-        """What the next worker of a rank is told."""
-        vault, newest = self._vaults[rank], self.newest()
-        return VaultPlace(
-            path=None if vault is None else vault.path,
-            restore=restore,
-            rung=self.rung if newest is None or newest.instance != self._instance else Rung.VAULT,
-            is_own=newest is not None and newest.instance == self._instance,
-            run_id=run_id,
-            instance=self._instance,
-            epoch=epoch,
-            first_number=self._next_number(),
-            verified=self._verified,
-        )
+    def places(self, *, run_id: str, epoch: int, restore: bool) -> list[VaultPlace]:
+        """What the next workers are told, by rank. They number their generations alike from the same number on."""
+        newest, first_number = self.newest(), self._next_number()
+        is_own = newest is not None and newest.instance == self._instance
+        return [
+            VaultPlace(
+                path=None if vault is None else vault.path,
+                restore=restore,
+                rung=Rung.VAULT if is_own else self.rung,
+                is_own=is_own,
+                run_id=run_id,
+                instance=self._instance,
+                epoch=epoch,
+                first_number=first_number,
+                verified=self._verified,
+            )
+            for vault in self._vaults
+        ]
 
     def distrust(self) -> None:
         """A worker has been at the vaults: what was verified before is to be verified again."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from pathlib import Path
+
+import pytest
 
 from diloco.agent.vaults import Vaults
 from diloco.schema import Rung
@@ -20,11 +24,23 @@ def test_a_replica_that_was_digested_is_trusted_until_a_worker_was_at_it(tmp_pat
     vaults = Vaults(tmp_path, identity="a", num_ranks=1, instance="i")
     vaults.take_slot(1, adopt=False, run_id="r")
     vaults.install({0: replica(tmp_path / "replica.vault")}, verified=7)
-    place = vaults.place(0, run_id="r", epoch=1, restore=True)
+    (place,) = vaults.places(run_id="r", epoch=1, restore=True)
     assert (place.rung, place.is_own, place.verified) == (Rung.REPLICA, False, 7)
     vaults.distrust()
-    assert vaults.place(0, run_id="r", epoch=1, restore=True).verified == 0
+    assert vaults.places(run_id="r", epoch=1, restore=True)[0].verified == 0
     vaults.install({0: replica(tmp_path / "replica.vault")}, verified=7)
     vaults.drop_files()
-    assert vaults.place(0, run_id="r", epoch=1, restore=True).verified == 0
+    assert vaults.places(run_id="r", epoch=1, restore=True)[0].verified == 0
     vaults.drop()
+
+
+def test_all_ranks_number_their_generations_alike_however_long_it_takes_to_tell_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(1e9, 1.0)
+    monkeypatch.setattr(time, "time", lambda: next(clock))
+    vaults = Vaults(tmp_path, identity="a", num_ranks=3, instance="i")
+    first = {place.first_number for place in vaults.places(run_id="r", epoch=1, restore=True)}
+    again = {place.first_number for place in vaults.places(run_id="r", epoch=1, restore=True)}
+    assert (len(first), len(again)) == (1, 1)
+    assert max(again) > max(first)
