@@ -69,6 +69,9 @@ class DeathWatch:
         Raises:
             ClientDisconnect: it went away.
         """
+        if self._active(agent_id, instance) is None:
+            return await answer  # which says why
+        self._forget_gone()
         self._polls[agent_id] = self._polls.get(agent_id, 0) + 1
         if self._greeted.get(agent_id) != instance:
             self._greeted[agent_id] = instance
@@ -81,6 +84,15 @@ class DeathWatch:
                 listening.cancel()
         await self._look_into(agent_id, instance)
         raise ClientDisconnect
+
+    def _forget_gone(self) -> None:
+        """Keep no more than the registry does: agents come and go under ever new names."""
+        known = self._controller.state.registry.records
+        if len(self._polls) <= 2 * len(known):
+            return
+        for told in (self._polls, self._greeted, self._reached):
+            for agent_id in [each for each in told if each not in known]:
+                del told[agent_id]
 
     async def greet_new(self, exit_event: asyncio.Event) -> None:
         """Try the URLs of new agents until ``exit_event``, so that a refusal means something later."""

@@ -96,7 +96,6 @@ class DiskCopies:
         if source is None or generation is None:
             raise CorruptError(f"generation {number} is over", field="snapshot_dir")
         path = self._path(generation.slot, number, rank)
-        path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".part")
         with contextlib.suppress(FileNotFoundError):
             unfinished.unlink()

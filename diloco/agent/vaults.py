@@ -185,7 +185,6 @@ class Vaults:
         return self._directory / f"wadiloco-{self._identity}-slot{self._slot}-rank{rank}{more}{SUFFIX}"
 
     def _create(self, rank: int, needs: list[RegionNeed], record_bytes: int) -> VaultFile:
-        self._directory.mkdir(parents=True, exist_ok=True)
         for namesake in range(MAX_NAMESAKES):
             try:
                 return VaultFile.create(self._path(rank, namesake), needs, record_bytes=record_bytes)

@@ -59,7 +59,7 @@ class VaultFile:
 
     @classmethod
     def create(cls, path: Path, needs: Sequence[RegionNeed], *, record_bytes: int) -> Self:
-        """Make a vault and hold its lock; one of a dead agent in its place is gone then.
+        """Make a vault, and its folder, and hold its lock; one of a dead agent in its place is gone then.
 
         Raises:
             VaultFullError: no room for it there.
@@ -68,6 +68,7 @@ class VaultFile:
         layout = Layout.of(needs, record_bytes=record_bytes)
         remove_dead(path)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, FLAGS_OPEN | os.O_CREAT | os.O_EXCL, PRIVATE)
         except OSError as exc:
             raise VaultError(f"cannot make {path}: {exc.strerror}", field="vault_dir") from exc

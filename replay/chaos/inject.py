@@ -200,7 +200,7 @@ class Injector:
         _signal(pid, signal.SIGKILL)
 
     def _files(self, member: Member, pattern: str) -> list[Path]:
-        return files_of(member.directory, self._settings.corrupt_files.get(member.role, pattern))
+        return files_of(member.vaults or member.directory, self._settings.corrupt_files.get(member.role, pattern))
 
     def _one_file(self, member: Member, pattern: str) -> Path:
         files = self._files(member, pattern)

@@ -25,6 +25,8 @@ class Member:
     url: str
     directory: Path
     """Where its files are."""
+    vaults: Path | None = None
+    """Where an agent's snapshots are, if that is known."""
     pid: int | None = None
     """None while it is not running."""
     plug: int | None = None

@@ -58,15 +58,13 @@ def sizes() -> tuple[int, ModelSize]:
 
 @pytest.fixture
 def shared_memory(tmp_path: Path) -> Iterator[Path]:
-    """A folder in it, which nothing outlives: an agent that is killed leaves its vault."""
+    """A folder in it, which nothing outlives."""
     shm = SHARED_MEMORY if SHARED_MEMORY.is_dir() else tmp_path
     with tempfile.TemporaryDirectory(prefix="wadiloco-bench-", dir=shm) as made:
         yield Path(made)
 
 
-def settings_of(
-    out: Path, size: ModelSize, shared_memory: Path, *, islands: int, spares: int, ranks: int
-) -> ChaosSettings:
+def settings_of(out: Path, size: ModelSize, *, islands: int, spares: int, ranks: int) -> ChaosSettings:
     train = {
         "num_layers": size.num_layers,
         "num_heads": size.num_heads,
@@ -75,7 +73,6 @@ def settings_of(
         "batch_size": ranks,
         "data_shards": islands,
         "failure_timeout_s": FAILURE_TIMEOUT_S,
-        "vault_dir": shared_memory,
     }
     return ChaosSettings(
         out=out,
@@ -139,14 +136,14 @@ def print_head(what: str, size: ModelSize) -> None:
     )
 
 
-def test_islands_and_workers_that_die(tmp_path: Path, shared_memory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_islands_and_workers_that_die(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kills, size = sizes()
     with capsys.disabled():
         print_head("two islands of one rank, one spare", size)
 
     async def run() -> tuple[dict[str, list[Ordeal]], float]:
         found: dict[str, list[Ordeal]] = {WORKER: [], ISLAND: [], STOPPED: []}
-        settings = settings_of(tmp_path / "out", size, shared_memory, islands=2, spares=1, ranks=1)
+        settings = settings_of(tmp_path / "out", size, islands=2, spares=1, ranks=1)
         async with running_fleet(settings) as fleet:
             for number in range(kills):
                 # In turns, so that a busy moment hits all.
@@ -166,13 +163,13 @@ def test_islands_and_workers_that_die(tmp_path: Path, shared_memory: Path, capsy
     assert {ordeal.rung for ordeal in found[ISLAND]} == {"replica"}
 
 
-def test_a_rank_that_dies(tmp_path: Path, shared_memory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_that_dies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kills, size = sizes()
     with capsys.disabled():
         print_head("one island of two ranks", size)
 
     async def run() -> tuple[list[Ordeal], float]:
-        settings = settings_of(tmp_path / "out", size, shared_memory, islands=1, spares=0, ranks=2)
+        settings = settings_of(tmp_path / "out", size, islands=1, spares=0, ranks=2)
         async with running_fleet(settings) as fleet:
             ordeals = [await fleet.kill_worker(0, rank=number % 2) for number in range(kills)]
             return ordeals, fleet.goodput_frac()

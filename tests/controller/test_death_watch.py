@@ -15,6 +15,7 @@ from starlette.types import Receive
 
 from controller.death_watch import DeathWatch, refuses
 from diloco.schema import AgentStatus
+from service.errors import ConflictError
 from service.server import bind
 from service.settings import ServiceSettings
 from tests.controller.helpers import Client, ManualClock, make_settings, play, until
@@ -162,6 +163,22 @@ def test_another_process_at_the_address_is_not_the_agent(tmp_path: Path) -> None
         ending.set()
         await greeting
         other.close()
+
+    run(tmp_path, body)
+
+
+def test_it_remembers_nobody_whom_the_registry_does_not_know(tmp_path: Path) -> None:
+    async def body(client: Client, watch: DeathWatch, _: Listener) -> None:
+        connected = messages(asyncio.Event())
+        for number in range(20):
+            stranger = f"stranger-{number}"
+            asking = client.controller.directives(stranger, instance="first", after=0, wait_s=0)
+            with pytest.raises(ConflictError):
+                await watch.while_connected(connected, stranger, "first", asking)
+        watch._polls.update({f"gone-{number}": 1 for number in range(20)})
+        asking = client.controller.directives("a", instance="first", after=10**9, wait_s=0)
+        await watch.while_connected(connected, "a", "first", asking)
+        assert set(watch._polls) == set(watch._greeted) == {"a"}
 
     run(tmp_path, body)
 

@@ -69,7 +69,6 @@ class Keeper:
     """An agent that keeps replicas."""
 
     def __init__(self, directory: Path, name: str, *, limit_bytes: int = 1 << 30) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
         self.peer = Peer(agent_id=name, url=f"http://{name}", node=f"on-{name}")
         self.store = ReplicaStore(directory, owner=name, limit_bytes=limit_bytes)
         self.store.run_id = RUN

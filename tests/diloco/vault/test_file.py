@@ -122,6 +122,14 @@ def test_unsure_is_said_of_what_was_committed_before_and_not_of_the_next(vault: 
     assert sure == {1: False, 2: True}
 
 
+def test_the_folder_of_a_vault_is_made_and_what_stands_in_its_way_is_told(tmp_path: Path) -> None:
+    with VaultFile.create(tmp_path / "not" / "there" / "a.vault", NEEDS, record_bytes=RECORD_BYTES) as made:
+        assert made.path.exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(VaultError, match="vault_dir"):
+        VaultFile.create(tmp_path / "file" / "a.vault", NEEDS, record_bytes=RECORD_BYTES)
+
+
 def test_a_file_system_without_room_is_told_before_the_first_step(tmp_path: Path) -> None:
     with pytest.raises(VaultFullError, match="shm-size"):
         VaultFile.create(tmp_path / "huge.vault", (RegionNeed(1 << 44, 8),), record_bytes=RECORD_BYTES)
