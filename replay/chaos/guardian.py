@@ -14,6 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from replay.chaos.procfs import adopt_orphans, end_descendants
+from replay.chaos.shared_memory import remove_folder_of
 from replay.processes import PR_SET_PDEATHSIG
 from service.errors import UnavailableError
 
@@ -44,6 +45,7 @@ def guarded(body: Callable[[], int]) -> int:
         signal.signal(number, forward)
     _, status = os.waitpid(pid, 0)
     end_descendants(parent)
+    remove_folder_of(pid)
     code = os.waitstatus_to_exitcode(status)
     # Not by an exception: what would have been written by now was written by the child.
     os._exit(code if code >= 0 else 128 - code)

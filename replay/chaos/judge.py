@@ -43,9 +43,17 @@ class Course:
             self.detected_s = self.watch.now_s
         if self.slot is not None:
             self.trains_again_s = trains_again_s(self.watch.slots.get(self.slot, ()), self.blow)
+            self._note_quick_recovery()
         else:
             self._look_at_service()
         return self.trains_again_s is not None and self.applied.failed_copy is None
+
+    def _note_quick_recovery(self) -> None:
+        """Who has trained again had been missed before, also where both came between two looks."""
+        is_killed = self.applied.fault.kind is FaultKind.KILL
+        if self.trains_again_s is not None and (is_killed or self.detected_s is not None):
+            noticed_s = self.trains_again_s if self.detected_s is None else self.detected_s
+            self.detected_s = min(noticed_s, self.trains_again_s)
 
     def _look_at_service(self) -> None:
         """A controller or synchronizer is over it when it answers again and then every slot has gone on."""

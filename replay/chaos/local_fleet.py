@@ -12,20 +12,18 @@ import logging
 import os
 import secrets
 import signal
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Self
 
-from diloco.agent.vaults import SHARED_MEMORY
 from replay.chaos.config import ChaosSettings
 from replay.chaos.disk import mount_disk, unmount_disk
 from replay.chaos.faults import Role
 from replay.chaos.members import Member
 from replay.chaos.network import Network
 from replay.chaos.procfs import is_below, send
+from replay.chaos.shared_memory import vault_folder
 from replay.fleet import as_arguments
 from replay.processes import Child, Children, answers, free_ports, wait_for
 from service.child import module_command, module_environment
@@ -67,7 +65,8 @@ class LocalFleet:
             self.token = secrets.token_hex(16)  # what listens beyond loopback needs one
         roles = [Role.CONTROLLER, Role.SYNCHRONIZER, *[Role.AGENT] * (num - 2)]
         names = ["controller", "synchronizer", *(f"agent-{index}" for index in range(num - 2))]
-        vaults = self._vaults()
+        named = "vault_dir" in settings.train_options
+        vaults = None if named else self._stack.enter_context(vault_folder())
         for plug, (name, role, port) in enumerate(zip(names, roles, ports, strict=True)):
             host = self._network.address_of(plug) if self._network else LOOPBACK
             directory = (settings.out / "fleet" / name).absolute()
@@ -78,16 +77,6 @@ class LocalFleet:
             own = vaults / name if vaults is not None and role is Role.AGENT else None
             self.members.append(Member(name, role, f"http://{host}:{port}", directory, vaults=own, plug=plug))
         return self
-
-    def _vaults(self) -> Path | None:
-        """A folder in shared memory that the fleet does not outlive: an agent that is killed leaves its snapshots.
-
-        None where the training options name one.
-        """
-        if "vault_dir" in self._settings.train_options:
-            return None
-        shm = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
-        return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="wadiloco-chaos-", dir=shm)))
 
     def __exit__(self, *_: object) -> None:
         """Agents first, so that they can take their leave; a stopped process takes none."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from diloco.agent.vaults import SHARED_MEMORY
 from replay.chaos.procfs import descendants, parent_of
 from replay.chaos.record import ChaosSummary, Outcome
 from replay.chaos.session import REPORT, RESULT
@@ -123,6 +124,7 @@ def test_nothing_is_left_behind_whatever_ends_it(tmp_path: Path, how: str) -> No
         _, told = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == (130 if how == "interrupted" else 128 + signal.SIGKILL), told
     assert [pid for pid in started if parent_of(pid) is not None] == []
+    assert not any((SHARED_MEMORY / f"wadiloco-chaos-{pid}").exists() for pid in started)
     if how == "interrupted":
         assert "stopping: ending the processes of this run" in told
         assert ChaosSummary.model_validate_json((out / RESULT).read_text()).interrupted
