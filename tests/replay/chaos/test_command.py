@@ -98,7 +98,8 @@ def test_killed_workers_train_again_and_everything_is_measured(tmp_path: Path) -
 
 
 def test_what_is_not_over_in_time_is_a_hang_and_fails(tmp_path: Path) -> None:
-    options = ("--recover-within-s", "0.2", "--at", "slot=1,step=5", "--at", "slot=0,step=5")
+    freeze = "kind=freeze,target=worker"  # only a timeout ends it
+    options = ("--recover-within-s", "0.2", "--at", f"slot=1,step=5,{freeze}", "--at", f"slot=0,step=5,{freeze}")
     with chaos(tmp_path / "out", *options) as process:
         printed, told = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1, told
