@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from diloco.inbox import Inbox
 from diloco.inner import InnerConfig, InnerLoop
-from diloco.phase import PhaseTeller, Waited
+from diloco.phase import PhaseTeller, Waited, waited_at
 from diloco.protocol import Event, WorkerConfig
 from diloco.pulse import Pulse
 from diloco.safepoint import (
@@ -33,8 +33,9 @@ from diloco.vault.guard import Guard
 from diloco.vault.restore import start_of
 from diloco.vault.resumption import RankState
 from diloco.vault.snapshots import Contents
-from diloco.workload import Part, Shard, Workload
-from diloco.workload_loading import build_optimizer, count_tokens, fault, open_batches
+from diloco.worker_build import batches_from
+from diloco.workload import Workload
+from diloco.workload_loading import build_optimizer, count_tokens, failed_step
 from service.errors import WadilocoError
 
 RECENT_STEPS = 32
@@ -59,15 +60,12 @@ class Follower:
         self._workload = workload
         self._team = team
         self._safepoint = safepoint
-        shard = Shard(slot=config.slot, num_shards=config.data_shards, seed=config.seed)
-        part = Part(rank=config.rank, num_ranks=config.num_ranks)
         self._module = module
         optimizer = build_optimizer(workload, self._module, inner)
         self._guard = Guard(config, module, optimizer, team=team, inbox=inbox, emit=emit, collect=self._contents)
         self._chosen = self._guard.choose().chosen
         start = start_of(config, self._chosen)
-        position = start.step * config.accumulation_steps
-        self._batches = open_batches(workload, shard, part, position=position)
+        self._batches = batches_from(config, workload, step=start.step)
         team.prepare(self._module, optimizer)
         self._inner = InnerLoop(
             self._module,
@@ -222,12 +220,7 @@ class Follower:
             is_again = self._inner.step == self._config.start_step
             if self._config.workload is None or (self._running_s and not is_again):
                 raise
-            raise fault(
-                exc, f"inner step {self._inner.step}, once more," if self._running_s else "the first inner step"
-            ) from exc
+            raise failed_step(exc, step=self._inner.step, is_first=not self._running_s) from exc
 
     def _waited(self) -> Waited:
-        if self._safepoint is None:
-            return Waited()
-        yielded = self._safepoint.yielded
-        return Waited(yielded.total_s, is_waiting=yielded.reason is not None)
+        return waited_at(self._safepoint)

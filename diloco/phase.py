@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from diloco.safepoint import Safepoint
 from diloco.trainer_schema import TRAINER_BEAT_S, TRAINER_GLOB, TrainerPhase, TrainerRecord, encode_trainer
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,13 @@ class Waited(NamedTuple):
 
     total_s: float = 0.0
     is_waiting: bool = False
+
+
+def waited_at(safepoint: Safepoint | None) -> Waited:
+    """What the safepoint's account says; nothing without one."""
+    if safepoint is None:
+        return Waited()
+    return Waited(safepoint.yielded.total_s, is_waiting=safepoint.yielded.reason is not None)
 
 
 @dataclass(slots=True)

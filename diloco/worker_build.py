@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -18,8 +19,8 @@ from diloco.parked import Built
 from diloco.protocol import WorkerConfig
 from diloco.safepoint import Patience
 from diloco.streaming import StreamingIsland
-from diloco.workload import Workload
-from diloco.workload_loading import build_checkpointed_module, build_module, load_workload
+from diloco.workload import Part, Shard, Workload
+from diloco.workload_loading import build_checkpointed_module, build_module, load_workload, open_batches
 
 
 def model_size(config: WorkerConfig) -> ModelSize:
@@ -65,3 +66,10 @@ def build(config: WorkerConfig) -> Built:
     workload = open_workload(config)
     module = build_model(workload, config)
     return Built(workload, module, StreamingIsland(module, codec_named(config.codec)))
+
+
+def batches_from(config: WorkerConfig, workload: Workload[Any], *, step: int) -> Iterator[Any]:
+    """The rank's batches from this inner step on. As many per step, skipped ones too: they go on where the slot was."""
+    shard = Shard(slot=config.slot, num_shards=config.data_shards, seed=config.seed)
+    part = Part(rank=config.rank, num_ranks=config.num_ranks)
+    return open_batches(workload, shard, part, position=step * config.accumulation_steps)

@@ -15,15 +15,14 @@ from diloco.device import catch_up_with, device_of
 from diloco.group import PeerLostError
 from diloco.inner import InnerLoop
 from diloco.parked import Built
-from diloco.phase import Waited
+from diloco.phase import Waited, waited_at
 from diloco.pulse import Pulse
 from diloco.safepoint import Safepoint, Yielded, YieldInterrupted, open_gate, pass_by
 from diloco.schema import Phase
 from diloco.vault.restore import Start
-from diloco.worker_build import inner_config, patience_of
+from diloco.worker_build import batches_from, inner_config, patience_of
 from diloco.worker_rank import Rank
-from diloco.workload import Part, Shard
-from diloco.workload_loading import count_tokens, fault, open_batches
+from diloco.workload_loading import count_tokens, failed_step
 from service.errors import WadilocoError
 
 RECENT_STEPS = 32
@@ -57,11 +56,7 @@ class Steps:
         self._team = rank.team
         self._guard = rank.guard
         self._report = report
-        shard = Shard(slot=config.slot, num_shards=config.data_shards, seed=config.seed)
-        part = Part(rank=config.rank, num_ranks=config.num_ranks)
-        # As many batches per inner step, skipped ones too: the stream goes on where the slot left it.
-        position = start.step * config.accumulation_steps
-        self._batches = open_batches(self._workload, shard, part, position=position)
+        self._batches = batches_from(config, self._workload, step=start.step)
         self.safepoint = self._open_safepoint(has_order, on_wait)
         self._team.prepare(built.module, optimizer, has_order=has_order)
         self.inner = InnerLoop(
@@ -104,10 +99,7 @@ class Steps:
 
     def waited(self) -> Waited:
         """What the safepoint's account says."""
-        yielded = self.yielded
-        if yielded is None:
-            return Waited()
-        return Waited(yielded.total_s, is_waiting=yielded.reason is not None)
+        return waited_at(self.safepoint)
 
     def take(self) -> bool:
         """One inner step, unless an order comes while it waits for the gate: then its batches are taken again.
@@ -161,9 +153,7 @@ class Steps:
                 raise
             # From a snapshot on, the step at which the worker before met it is not the first.
             if not self._recent_s or self.inner.step == self._config.start_step:
-                raise fault(
-                    exc, "the first inner step" if not self._recent_s else f"inner step {self.inner.step}, once more,"
-                ) from exc
+                raise failed_step(exc, step=self.inner.step, is_first=not self._recent_s) from exc
             self._report(Phase.INNER)
             raise
 

@@ -172,6 +172,11 @@ def fault(exc: BaseException, what: str, remedy: str = "correct it: the trace is
     return kind(f"{what} raised {type(exc).__name__}: {message}", field=FIELD, remedy=remedy)
 
 
+def failed_step(exc: BaseException, *, step: int, is_first: bool) -> WadilocoError:
+    """That of an inner step which another worker would fail at, too: its first, or one that was taken once more."""
+    return fault(exc, "the first inner step" if is_first else f"inner step {step}, once more,")
+
+
 def refused(message: str, remedy: str) -> InputError:
     return InputError(message, field=FIELD, remedy=remedy)
 

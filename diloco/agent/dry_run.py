@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from diloco.agent.config import IslandSettings
-from diloco.agent.rules import rank_cores, rank_threads
+from diloco.agent.worker_config import from_settings
 from diloco.bandwidth import bytes_per_s
 from diloco.codec import codec_named
 from diloco.footprint import Footprint, Memory, StepTime, averaging_memory, fragment_syncs, sync_memory, vault_memory
@@ -24,9 +24,9 @@ from diloco.partition import cut
 from diloco.protocol import WorkerConfig
 from diloco.scheduling import pin_to
 from diloco.sharded_optimizer import owned_parameters
-from diloco.worker_build import build_model, inner_config, open_workload, rank_device
-from diloco.workload import Part, Shard, Workload
-from diloco.workload_loading import blamed, build_optimizer, count_tokens, fault, open_batches
+from diloco.worker_build import batches_from, build_model, inner_config, open_workload, rank_device
+from diloco.workload import Workload
+from diloco.workload_loading import blamed, build_optimizer, count_tokens, fault
 from service.errors import WadilocoError
 
 FROM_KILOBYTES = 1 if sys.platform == "darwin" else 1024
@@ -57,8 +57,9 @@ def measure(settings: IslandSettings) -> Footprint:
     module = build_model(workload, config).to(rank_device(config))
     optimizer = build_optimizer(workload, module, inner_config(config))
     # One after the other, so that only one rank's data is held at a time.
-    tokens = sum(_count_step(workload, _open(workload, config, rank), config) for rank in range(1, config.num_ranks))
-    batches = _open(workload, config, 0)
+    others = (config.model_copy(update={"rank": rank}) for rank in range(1, config.num_ranks))
+    tokens = sum(_count_step(workload, batches_from(other, workload, step=0), config) for other in others)
+    batches = batches_from(config, workload, step=0)
     tokens += _count_step(workload, batches, config)
     codec, pull = codec_named(settings.codec), codec_named(settings.pull_codec)
     counts = [num_elements(part.tensors) for part in cut(manifest_of(module), settings.num_fragments or 1)]
@@ -91,23 +92,12 @@ def measure(settings: IslandSettings) -> Footprint:
 
 def worker_config(settings: IslandSettings) -> WorkerConfig:
     """What the agent would start its first worker with, for the first slot if none is given."""
-    names = WorkerConfig.model_fields.keys() & type(settings).model_fields.keys()
-    chosen = {name: getattr(settings, name) for name in names}
-    chosen |= {
+    chosen = from_settings(settings, rank=0) | {
         "slot": settings.slot or 0,
-        "vault": None,  # whether there is one is the agent's setting, where it is a worker's
-        "num_ranks": settings.ranks,
-        "cores": rank_cores(settings.cores, rank=0, num_ranks=settings.ranks),
-        "threads": rank_threads(settings.threads, rank=0, num_ranks=settings.ranks),
         "synchronizer_url": settings.synchronizer or "",
         "timeout_s": 1.0,
     }
     return WorkerConfig.model_validate(chosen)
-
-
-def _open(workload: Workload[Any], config: WorkerConfig, rank: int) -> Iterator[Any]:
-    shard = Shard(slot=config.slot, num_shards=config.data_shards, seed=config.seed)
-    return open_batches(workload, shard, Part(rank=rank, num_ranks=config.num_ranks), position=0)
 
 
 def _count_step(workload: Workload[Any], batches: Iterator[Any], config: WorkerConfig) -> int:

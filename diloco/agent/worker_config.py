@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from diloco.agent.config import IslandSettings
 from diloco.agent.rendezvous import RankStore
 from diloco.agent.rules import rank_cores, rank_threads, request_timeout_s
@@ -22,15 +24,10 @@ def worker_config(
 ) -> WorkerConfig:
     """For one rank; several meet over ``store``, at ``group_epoch``."""
     progress, lease = state.progress, state.limits_lease
-    chosen = {name: getattr(settings, name) for name in WorkerConfig.model_fields.keys() & settings_fields()}
-    chosen |= {
+    chosen = from_settings(settings, rank) | {
         "slot": assignment.slot,
-        "rank": rank,
-        "num_ranks": settings.ranks,
         "group": group_place(settings, state, assignment, store, group_epoch),
         "vault": vault,
-        "cores": rank_cores(settings.cores, rank=rank, num_ranks=settings.ranks),
-        "threads": rank_threads(settings.threads, rank=rank, num_ranks=settings.ranks),
         "synchronizer_url": assignment.synchronizer_url,
         "timeout_s": request_timeout_s(settings.request_timeout_s, lease),
         "num_fragments": settings.num_fragments if lease is None else lease.num_fragments,
@@ -39,6 +36,17 @@ def worker_config(
         "start_skipped": progress.skipped_steps,
     }
     return WorkerConfig.model_validate(chosen)
+
+
+def from_settings(settings: IslandSettings, rank: int) -> dict[str, Any]:
+    """What the settings alone say: those that go by the same name, and the rank's share of the host."""
+    same = WorkerConfig.model_fields.keys() & IslandSettings.model_fields.keys() - {"vault"}
+    return {name: getattr(settings, name) for name in same} | {
+        "rank": rank,
+        "num_ranks": settings.ranks,
+        "cores": rank_cores(settings.cores, rank=rank, num_ranks=settings.ranks),
+        "threads": rank_threads(settings.threads, rank=rank, num_ranks=settings.ranks),
+    }
 
 
 def parked_configs(settings: IslandSettings, state: AgentState) -> list[ParkedConfig]:
@@ -70,7 +78,3 @@ def group_place(
         epoch=epoch,
         timeout_s=settings.group_timeout_s,
     )
-
-
-def settings_fields() -> set[str]:
-    return set(IslandSettings.model_fields)

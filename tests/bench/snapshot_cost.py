@@ -34,6 +34,7 @@ from diloco.vault.snapshots import Contents
 from diloco.workload import Part, Shard
 from diloco.workload_loading import open_batches
 from service.settings import PeerSettings
+from tests.diloco.worker_configs import tiny_config
 
 NOBODY = "http://127.0.0.1:9"
 """Where the synchronizer would be, which is never asked."""
@@ -174,25 +175,16 @@ def _ratios(those: list[float], between: list[float]) -> list[float]:
 
 
 def _config(size: ModelSize, corpus: Path) -> WorkerConfig:
-    return WorkerConfig(
-        slot=0,
-        seed=0,
+    return tiny_config(
+        corpus,
+        NOBODY,
         num_layers=size.num_layers,
         num_heads=size.num_heads,
         width=size.width,
         context=size.context,
-        data=(corpus,),
         data_shards=1,
         batch_size=1,
         lr=1e-3,
         warmup_steps=50,
-        weight_decay=0.1,
-        clip_norm=1.0,
-        cores=(),
-        threads=1,
-        idle_priority=False,
-        sync_priority="normal",
-        synchronizer_url=NOBODY,
-        timeout_s=5.0,
         vault=VaultPlace(),
     )

@@ -21,6 +21,7 @@ from diloco.transport import SynchronizerClient
 from diloco.worker_build import build
 from service.errors import InputError
 from tests.diloco.test_worker import Serve, WorkerUnderTest
+from tests.diloco.worker_configs import tiny_config, write_corpus
 
 pytestmark = pytest.mark.integration
 
@@ -46,29 +47,7 @@ class ParkedUnderTest(WorkerUnderTest):
 
 @pytest.fixture
 def config(tmp_path: Path) -> WorkerConfig:
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("".join(f"{i} squared is {i * i}\n" for i in range(2000)))
-    return WorkerConfig(
-        slot=0,
-        seed=0,
-        num_layers=1,
-        num_heads=2,
-        width=32,
-        context=16,
-        data=(corpus,),
-        data_shards=2,
-        batch_size=4,
-        lr=3e-3,
-        warmup_steps=5,
-        weight_decay=0.1,
-        clip_norm=1.0,
-        cores=(),
-        threads=1,
-        idle_priority=False,
-        sync_priority="normal",
-        synchronizer_url="http://127.0.0.1:9",
-        timeout_s=5.0,
-    )
+    return tiny_config(write_corpus(tmp_path), "http://127.0.0.1:9")
 
 
 @pytest.fixture

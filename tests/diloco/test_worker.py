@@ -39,6 +39,7 @@ from sidecar.trainers import TrainerWatch
 from sidecar.vllm_plugin.gate_writer import GateWriter, Heartbeat
 from sidecar.vllm_plugin.records import SlotFlag
 from tests.diloco.conftest import wait_until
+from tests.diloco.worker_configs import tiny_config, write_corpus
 
 pytestmark = pytest.mark.integration
 
@@ -124,33 +125,12 @@ Start = Callable[..., WorkerUnderTest]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("".join(f"{i} squared is {i * i}\n" for i in range(2000)))
+    corpus = write_corpus(tmp_path)
     running: list[WorkerUnderTest] = []
 
     def begin(url: str, **overrides: Any) -> WorkerUnderTest:
-        config = WorkerConfig(
-            slot=0,
-            seed=0,
-            num_layers=1,
-            num_heads=2,
-            width=32,
-            context=16,
-            data=(corpus,),
-            data_shards=2,
-            batch_size=4,
-            lr=3e-3,
-            warmup_steps=5,
-            weight_decay=0.1,
-            clip_norm=1.0,
-            cores=(),
-            threads=1,
-            idle_priority=False,
-            sync_priority="normal",
-            synchronizer_url=url,
-            timeout_s=5.0,
-        )
-        running.append(WorkerUnderTest(config.model_copy(update=overrides)))
+        config = tiny_config(corpus, url, **overrides)
+        running.append(WorkerUnderTest(config))
         return running[-1]
 
     yield begin

@@ -13,12 +13,13 @@ import pytest
 from torch import nn
 
 from diloco.inbox import Inbox, TransferThread
-from diloco.protocol import EVENTS, Event, SkippedEvent, SyncCommand, SyncedEvent, WorkerConfig
+from diloco.protocol import EVENTS, Event, SkippedEvent, SyncCommand, SyncedEvent
 from diloco.schema import SyncOutcome
 from diloco.team import Team
 from diloco.worker_lead import Worker
 from diloco.worker_shards import open_shards
 from tests.diloco.conftest import wait_until
+from tests.diloco.worker_configs import tiny_config
 
 SHARE_S = 0.3
 
@@ -47,27 +48,7 @@ class Said(io.StringIO):
 @contextmanager
 def training(url: str, corpus: Path, team: Team) -> Iterator[tuple[Inbox, Said]]:
     corpus.write_text("all work and no play makes jack a dull boy. " * 100)
-    config = WorkerConfig(
-        slot=0,
-        seed=0,
-        num_layers=1,
-        num_heads=2,
-        width=16,
-        context=8,
-        data=(corpus,),
-        data_shards=1,
-        batch_size=2,
-        lr=1e-3,
-        warmup_steps=0,
-        weight_decay=0.0,
-        clip_norm=1.0,
-        cores=(),
-        threads=1,
-        idle_priority=False,
-        sync_priority="normal",
-        synchronizer_url=url,
-        timeout_s=5.0,
-    )
+    config = tiny_config(corpus, url, width=16, context=8, data_shards=1, batch_size=2)
     inbox, said = Inbox(), Said()
     with open_shards(config) as shards:
         worker = Worker(

@@ -27,6 +27,7 @@ from diloco.vault.file import VaultFile
 from diloco.vault.layout import RegionNeed
 from tests.diloco.conftest import wait_until
 from tests.diloco.test_worker import WorkerUnderTest
+from tests.diloco.worker_configs import tiny_config, write_corpus
 
 DEADLINE_S = 90.0
 
@@ -119,35 +120,14 @@ StartSlot = Callable[..., Slot]
 @pytest.fixture
 def start_slot(tmp_path: Path) -> Iterator[StartSlot]:
     """Starts a tiny worker."""
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("".join(f"{i} squared is {i * i}\n" for i in range(2000)))
+    corpus = write_corpus(tmp_path)
     running: list[Slot] = []
 
     def begin(url: str, *, name: str = "a", **overrides: Any) -> Slot:
-        config = WorkerConfig(
-            slot=0,
-            seed=0,
-            num_layers=1,
-            num_heads=2,
-            width=32,
-            context=16,
-            data=(corpus,),
-            data_shards=2,
-            batch_size=4,
-            lr=3e-3,
-            warmup_steps=5,
-            weight_decay=0.1,
-            clip_norm=1.0,
-            cores=(),
-            threads=1,
-            idle_priority=False,
-            sync_priority="normal",
-            synchronizer_url=url,
-            timeout_s=5.0,
-        )
+        config = tiny_config(corpus, url, **overrides)
         directory = tmp_path / f"vault-{name}"
         directory.mkdir()
-        running.append(Slot(config.model_copy(update=overrides), directory))
+        running.append(Slot(config, directory))
         return running[-1]
 
     yield begin
