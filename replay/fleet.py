@@ -110,6 +110,9 @@ class TrainingFleet:
     def controller_url(self) -> str:
         return f"http://127.0.0.1:{self._controller_port}"
 
+    def island_url(self, index: int) -> str:
+        return f"http://127.0.0.1:{self._island_ports[index]}"
+
     @property
     def synchronizer_url(self) -> str:
         return f"http://127.0.0.1:{self._synchronizer_port}"

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from controller.schema import BudgetSpec, Fleet, PolicySpec
-from diloco.schema import OuterState, Progress
+from diloco.schema import AgentStatus, OuterState, Progress
 from replay.fleet import FleetSpec, Server, TrainingFleet
 from replay.processes import Child, Children, free_ports
 from tests.integration.helpers import descendants_of, eventually, is_alive
@@ -42,6 +42,12 @@ class Run:
     def restart(self, name: str) -> None:
         self.kill(name)
         self.fleet.start_again(name)
+
+    def worker(self, index: int) -> int:
+        """Process id of the worker that trains, one of those that the island's agent has: others stand by."""
+        answer = httpx.get(f"{self.fleet.island_url(index)}/v1/status", timeout=5, trust_env=False).raise_for_status()
+        (worker,) = AgentStatus.model_validate(answer.json()).worker_pids
+        return worker
 
     def seen(self) -> Fleet:
         return self.fleet.fleet()
@@ -112,8 +118,7 @@ def test_sidecar_comes_back_and_its_load_is_known_again(run: Run) -> None:
 
 
 def test_a_killed_rank_worker_is_restarted_and_goes_on(run: Run) -> None:
-    agent = run.child("island-1").process.pid
-    (worker,) = descendants_of(agent)
+    worker = run.worker(1)
     step = progress_of(run, slot=1).step
     os.kill(worker, signal.SIGKILL)
     eventually(lambda: progress_of(run, slot=1).restarts == 1, what="a counted restart")
@@ -123,10 +128,11 @@ def test_a_killed_rank_worker_is_restarted_and_goes_on(run: Run) -> None:
 
 
 def test_a_killed_agent_takes_its_worker_along_and_gets_its_slot_back(run: Run) -> None:
-    (worker,) = descendants_of(run.child("island-1").process.pid)
+    below = descendants_of(run.child("island-1").process.pid)
+    assert run.worker(1) in below
     slots = slots_of(run.seen())
     run.kill("island-1")
-    eventually(lambda: not is_alive(worker), what="the end of the orphaned worker")
+    eventually(lambda: not any(map(is_alive, below)), what="the end of the orphaned worker, and of its standby")
     run.fleet.start_again("island-1")
     after = eventually(lambda: all_alive(run), deadline_s=60, what="both islands back")
     assert slots_of(after) == slots

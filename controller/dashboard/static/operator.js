@@ -54,7 +54,10 @@ export class Controls {
     byId("token-open").addEventListener("click", () => this.askToken());
     byId("token-cancel").addEventListener("click", () => byId("token-dialog").close());
     byId("token-forget").addEventListener("click", () => this.#use(""));
-    byId("token-form").addEventListener("submit", () => this.#use(byId("token").value.trim()));
+    byId("token-form").addEventListener("submit", (event) => {
+      event.preventDefault(); // the form's own closing would come late, and close a dialog that asks again
+      this.#use(byId("token").value.trim());
+    });
   }
 
   /** What may be ordered now. */

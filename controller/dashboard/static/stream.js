@@ -29,7 +29,10 @@ export class EventFeed {
   stop() {
     this.#wanted = false;
     clearTimeout(this.#timer);
-    this.#abort?.abort();
+    clearTimeout(this.#watch);
+    const abort = this.#abort;
+    this.#abort = null;
+    abort?.abort();
   }
 
   async #run() {
@@ -40,8 +43,9 @@ export class EventFeed {
     } catch (error) {
       why = error instanceof Refusal ? error.message : "the controller cannot be reached";
     }
-    clearTimeout(this.#watch);
     abort.abort();
+    if (this.#abort !== abort) return; // stopped: what it still heard is of before, and nobody's business
+    clearTimeout(this.#watch);
     this.#abort = null;
     if (!this.#wanted) return;
     this.on.lost(why);
@@ -56,15 +60,18 @@ export class EventFeed {
     const answer = await fetch(this.url, { headers, signal: abort.signal, cache: "no-store" });
     if (!answer.ok) {
       const body = await answer.json().catch(() => ({}));
+      abort.signal.throwIfAborted();
       this.on.refused(answer.status, body);
       throw new Refusal(body.message ? `refused: ${body.message}` : `refused with HTTP ${answer.status}`);
     }
+    abort.signal.throwIfAborted();
     this.on.open();
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     const parse = parser((event) => this.#take(event));
     for (;;) {
       const { value, done } = await reader.read();
       if (done) return;
+      abort.signal.throwIfAborted();
       this.#expectNews(abort);
       parse(value);
     }

@@ -276,6 +276,39 @@ def test_a_token_is_asked_for_kept_in_the_tab_and_never_in_an_address(
         wait_text(page, "#link-state", "stale")
 
 
+STOPPED_WHILE_IT_IS_REFUSED = """async () => {
+    const { EventFeed } = await import(new URL("stream.js", document.querySelector("script[type=module]").src));
+    const told = [];
+    const on = { open: () => told.push("open"), lost: () => told.push("lost"), refused: () => told.push("refused") };
+    let asked = 0;
+    const real = window.fetch;
+    window.fetch = async (url, { signal }) => {
+        asked += 1;
+        const json = () => new Promise((_, no) => signal.addEventListener("abort", () => no(signal.reason)));
+        return { ok: false, status: 401, json };
+    };
+    try {
+        const feed = new EventFeed("/v1/events", { headers: () => ({}), on });
+        feed.start();
+        await new Promise((go) => setTimeout(go, 20));
+        feed.stop();
+        feed.start();
+        await new Promise((go) => setTimeout(go, 20));
+        feed.stop();
+        await new Promise((go) => setTimeout(go, 20));
+    } finally {
+        window.fetch = real;
+    }
+    return [asked, told];
+}"""
+
+
+def test_what_a_stopped_feed_still_hears_is_nobodys_business(fleet: LiveFleet, open_page: OpenPage) -> None:
+    page = open_page(fleet.controller.url)
+    wait_live(page)
+    assert page.evaluate(STOPPED_WHILE_IT_IS_REFUSED) == [2, []]
+
+
 def test_ten_thousand_servers_show_the_ones_under_pressure_and_find_the_others(
     tmp_path: Path, browser: Browser, open_page: OpenPage
 ) -> None:
