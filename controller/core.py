@@ -331,15 +331,16 @@ class Controller:
         return self.state.budget
 
     async def decisions(self, *, since: int | None, limit: int) -> DecisionPage:
+        reader = self.state.reader
         if since is None:
-            since = max(0, self.state.last_decision_id - limit)
-        found = await asyncio.to_thread(self.state.reader.decisions, since=since, limit=limit)
+            since = await asyncio.to_thread(reader.before_newest, "decisions", limit)
+        found = await asyncio.to_thread(reader.decisions, since=since, limit=limit)
         return DecisionPage(decisions=found, next_since=found[-1].id if found else since)
 
     async def recoveries(self, *, since: int | None, limit: int) -> RecoveryPage:
         reader = self.state.reader
         if since is None:
-            since = max(0, await asyncio.to_thread(reader.last_id, "recoveries") - limit)
+            since = await asyncio.to_thread(reader.before_newest, "recoveries", limit)
         rows = await asyncio.to_thread(reader.page, "recoveries", since=since, limit=limit)
         found = [row for row in rows if isinstance(row, RecoveryRecord)]
         return RecoveryPage(recoveries=found, next_since=found[-1].id if found else since)

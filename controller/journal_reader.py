@@ -112,6 +112,12 @@ class Reader(ABC):
         _, number = PAGES[table]
         return self._number(table, f"SELECT coalesce(max({number}), 0) FROM {table}", ())  # noqa: S608
 
+    def before_newest(self, table: str, limit: int) -> int:
+        """The ``since`` that pages the newest ``limit`` rows: ids may have holes, and the last be unwritten as yet."""
+        _, number = PAGES[table]
+        query = f"SELECT {number} FROM {table} ORDER BY {number} DESC LIMIT 1 OFFSET ?"  # noqa: S608
+        return self._number(table, f"SELECT coalesce(({query}), 0)", (limit,))
+
     def samples(self, *, page: int = 5000) -> Iterator[LoadSample]:
         """Every sample, oldest first; a row that this version cannot read is left out."""
         last = 0

@@ -27,9 +27,10 @@ class Recent:
 
 def read_recent(state: FleetState) -> Recent:
     """At the start of a controller: the decisions and recoveries of the one before it."""
-    since = max(0, state.last_decision_id - DECISIONS_AT_START)
-    recent = Recent(decisions=DecisionLog(state.reader.decisions(since=since, limit=DECISIONS_AT_START)))
-    since = max(0, state.reader.last_id("recoveries") - RECOVERIES)
-    rows = state.reader.page("recoveries", since=since, limit=RECOVERIES)
+    reader = state.reader
+    since = reader.before_newest("decisions", DECISIONS_AT_START)
+    recent = Recent(decisions=DecisionLog(reader.decisions(since=since, limit=DECISIONS_AT_START)))
+    since = reader.before_newest("recoveries", RECOVERIES)
+    rows = reader.page("recoveries", since=since, limit=RECOVERIES)
     recent.recoveries.extend(row for row in rows if isinstance(row, RecoveryRecord))
     return recent

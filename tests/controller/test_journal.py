@@ -144,6 +144,16 @@ def test_pages_of_each_table_have_typed_rows_in_the_order_of_their_numbers(place
         assert reader.last_of_page(table, since=0, limit=99) == last
         assert reader.last_of_page(table, since=last, limit=99) == last
         assert reader.last_of_page(table, since=0, limit=2) == reader.page(table, since=0, limit=2)[-1].id
+        assert [row.id for row in reader.page(table, since=reader.before_newest(table, 2), limit=2)] == [10, 11]
+        assert reader.before_newest(table, 99) == 0
+
+
+def test_the_newest_rows_are_as_many_as_wanted_over_a_hole_in_their_ids(place: Place) -> None:
+    with opened(place) as journal:
+        append_decisions(journal, 1, 2, 3, 7, 8)
+    reader = place.reader()
+    since = reader.before_newest("decisions", 4)
+    assert [row.id for row in reader.page("decisions", since=since, limit=4)] == [2, 3, 7, 8]
 
 
 def test_old_rows_of_each_log_are_pruned_in_chunks_by_its_own_age(
